@@ -1,4 +1,4 @@
-"""Lesson 04 with Hugging Face Accelerate: the loop does not know how many processes there are.
+"""Lesson 04 with Hugging Face Accelerate: the loop does not depend on the number of processes.
 
     torchrun --standalone --nproc-per-node 2 lessons/frameworks/accelerate_ddp.py
 
@@ -35,7 +35,7 @@ def train(accelerator, arguments):
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
-    # Not prepared: Accelerate would step it once per process.
+    # The scheduler is not prepared: Accelerate would step it once per process.
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model, optimizer, train_loader, test_loader
@@ -43,7 +43,7 @@ def train(accelerator, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        train_loader.set_epoch(epoch)  # otherwise --seed would not change the image order
+        train_loader.set_epoch(epoch)  # otherwise a resumed run would begin with the first epoch's order
         loss_sum = torch.zeros((), device=accelerator.device)
         for images, labels in workload.progress(train_loader, epoch):
             loss = cross_entropy(model(images), labels)

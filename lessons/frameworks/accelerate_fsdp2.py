@@ -1,4 +1,4 @@
-"""accelerate_ddp.py with FSDP2: one plugin more, and each process holds a shard of the model.
+"""accelerate_ddp.py with FSDP2: with one more plugin, each process holds a shard of the model.
 
     torchrun --standalone --nproc-per-node 2 lessons/frameworks/accelerate_fsdp2.py
 
@@ -41,7 +41,7 @@ def train(accelerator, arguments):
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
-    # Not prepared: Accelerate would step it once per process.
+    # The scheduler is not prepared: Accelerate would step it once per process.
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model, optimizer, train_loader, test_loader
@@ -49,7 +49,7 @@ def train(accelerator, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        train_loader.set_epoch(epoch)  # otherwise --seed would not change the image order
+        train_loader.set_epoch(epoch)  # otherwise a resumed run would begin with the first epoch's order
         loss_sum = torch.zeros((), device=accelerator.device)
         for images, labels in workload.progress(train_loader, epoch):
             loss = cross_entropy(model(images), labels)
@@ -110,7 +110,7 @@ if __name__ == "__main__":
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="size_based_wrap",
-        min_num_params=1,  # each layer on its own: without a policy, one gather for the whole model
+        min_num_params=1,  # otherwise one gather for the whole model, not one per layer
     )
     accelerator = Accelerator(
         cpu=workload.gpu_count() == 0,
@@ -118,7 +118,7 @@ if __name__ == "__main__":
         fsdp_plugin=plugin,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=2))],
     )
-    if accelerator.device.type == "cpu":  # there Accelerate silently drops the plugin and uses DDP
+    if accelerator.device.type == "cpu":  # on CPUs, Accelerate silently drops the plugin and uses DDP
         accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
     train(accelerator, arguments)
     accelerator.free_memory()

@@ -2,8 +2,8 @@
 
     DS_ACCELERATOR=cpu deepspeed --num_accelerators 2 --no_local_rank lessons/frameworks/deepspeed_ddp.py
 
-You will see lesson 01's losses again, between lines of the launcher. On GPUs, leave the variable out. ZeRO is
-one more entry in the dictionary. The processes meet at port 29500; --master_port changes it.
+You will see lesson 01's losses again, between lines of the launcher. On GPUs, leave out DS_ACCELERATOR. ZeRO
+is one more entry in the dictionary. The processes meet at port 29500; --master_port changes it.
 """
 
 import os
@@ -82,8 +82,8 @@ if __name__ == "__main__":
     on_cpu = deepspeed.get_accelerator().device_name() == "cpu"
     workload.check(arguments, uses_gpus=not on_cpu, can_share=False)
     if on_cpu:
-        deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator that only inference needs
+        deepspeed.ops.__compatible_ops__ = {}  # or it compiles an operator that only inference needs
     deepspeed.init_distributed(timeout=timedelta(minutes=2))
     train(rank, world_size, arguments)
-    deepspeed.utils.groups._WORLD_GROUP = None  # it refers to the group
+    deepspeed.utils.groups._WORLD_GROUP = None  # it would keep the process group alive
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""deepspeed_ddp.py with ZeRO: each stage shards one thing more among the processes.
+"""deepspeed_ddp.py with ZeRO: each stage shards one more kind of tensor among the processes.
 
     DS_ACCELERATOR=cpu deepspeed --num_accelerators 2 --no_local_rank lessons/frameworks/deepspeed_zero.py
 
@@ -34,7 +34,7 @@ def train(rank, world_size, arguments):
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
-    # Every process needs the same number of batches: at stage 3, forward waits for the others.
+    # Every process needs the same number of batches: at stage 3, forward waits for all processes.
     rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
@@ -44,11 +44,11 @@ def train(rank, world_size, arguments):
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     # By default DeepSpeed clips the gradients to a norm of 1, which would change the curve.
     config = {"train_micro_batch_size_per_gpu": size, "gradient_clipping": 0.0}
-    config["zero_allow_untested_optimizer"] = True  # such as SGD
+    config["zero_allow_untested_optimizer"] = True  # otherwise DeepSpeed refuses SGD
     config["zero_optimization"] = {
         "stage": arguments.stage,
-        "stage3_param_persistence_threshold": 0,  # else weights below 100,000 numbers stay whole
-        "reduce_bucket_size": 1_000_000,  # stage 3 allocates it all: 500 million numbers by default
+        "stage3_param_persistence_threshold": 0,  # otherwise weights below 100,000 numbers are not sharded
+        "reduce_bucket_size": 1_000_000,  # stage 3 allocates the whole bucket: by default 500 million numbers
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
@@ -73,7 +73,7 @@ def train(rank, world_size, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    engine.backward(cross_entropy(engine(images), labels))  # a step would drop the gradients
+    engine.backward(cross_entropy(engine(images), labels))  # no step: it would drop the gradients
     report_memory(rank, world_size, arguments.stage, engine)
     weights = list(engine.module.parameters())
     with deepspeed.zero.GatheredParameters(weights, enabled=arguments.stage == 3):
@@ -117,14 +117,14 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--stage", type=int, choices=(1, 2, 3), default=3, help="of ZeRO (%(default)s)")
+    parser.add_argument("--stage", type=int, choices=(1, 2, 3), default=3, help="stage of ZeRO (%(default)s)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     on_cpu = deepspeed.get_accelerator().device_name() == "cpu"
     workload.check(arguments, uses_gpus=not on_cpu, can_share=False)
     if on_cpu:
-        deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator that only inference needs
+        deepspeed.ops.__compatible_ops__ = {}  # or it compiles an operator that only inference needs
     deepspeed.init_distributed(timeout=timedelta(minutes=2))
     train(rank, world_size, arguments)
     dist.destroy_process_group()

@@ -3,7 +3,7 @@
     fabric run --devices 2 lessons/frameworks/fabric_ddp.py
 
 You will see lesson 01's losses again. `fabric run` is torchrun with Fabric's options: --accelerator and
---precision need no line in the script; --strategy is refused, because the script sets one to have a time
+--precision need no line in the script; --strategy is refused, because the script sets its own, with a time
 limit. The rendezvous uses port 29400; --main-port changes it.
 """
 
@@ -31,7 +31,7 @@ def train(fabric, arguments):
     rank, world_size = fabric.global_rank, fabric.world_size
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
-    # Fabric calls set_epoch itself and counts from 0, even in a resumed run.
+    # + 1, because Fabric calls set_epoch itself and counts from 0, even in a resumed run.
     sampler = DistributedSampler(train_set, seed=arguments.seed + 1, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)

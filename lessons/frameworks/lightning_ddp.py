@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 
-workload.import_torchvision()  # Lightning's metrics import it, and fail if it does not fit torch
+workload.import_torchvision()  # Lightning's metrics import torchvision, and fail if it does not fit torch
 try:
     from pytorch_lightning import LightningModule, Trainer
     from pytorch_lightning.strategies import DDPStrategy
@@ -35,7 +35,7 @@ class Classifier(LightningModule):
         self.model = workload.ConvNet(self.train_set.images.shape[1:], arguments.width)
 
     def train_dataloader(self):
-        # The Trainer calls set_epoch itself and counts from 0.
+        # + 1, because the Trainer calls set_epoch itself and counts from 0.
         seed = self.arguments.seed + 1
         sampler = DistributedSampler(self.train_set, seed=seed, drop_last=True)
         size = self.arguments.batch_size // self.trainer.world_size
@@ -81,7 +81,7 @@ def train(arguments):
     workload.set_seed(arguments.seed)
     trainer = Trainer(
         devices=arguments.devices,
-        strategy=DDPStrategy(timeout=timedelta(minutes=2)),  # "ddp" would have 30 minutes
+        strategy=DDPStrategy(timeout=timedelta(minutes=2)),  # "ddp" would time out after 30 minutes
         precision=arguments.precision,
         max_epochs=arguments.epochs,
         use_distributed_sampler=False,

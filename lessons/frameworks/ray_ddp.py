@@ -84,19 +84,19 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
     option("--workers", type=int, default=1, help="processes to train on (%(default)s)")
-    option("--max-failures", type=int, default=0, help="how often to start again (%(default)s)")
+    option("--max-failures", type=int, default=0, help="how often to restart after a failure (%(default)s)")
     arguments = parser.parse_args()
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports usage to its authors
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else each line appears twice
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports usage to its authors
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # otherwise each line appears twice
     arguments.world_size = arguments.workers
     workload.check(arguments, can_share=False)
     arguments.out = arguments.out.resolve()  # workers have a different working directory
-    # For Ray's sockets, whose paths may have at most 107 characters: out may be longer.
+    # Paths of Ray's sockets may have at most 107 characters, and a path inside --out might be longer.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray-") as folder:
         options = {
             "num_cpus": arguments.workers,
             "include_dashboard": False,
-            "runtime_env": {"env_vars": {"PYTHONPATH": sys.path[-1]}},  # else workers do not find workload
+            "runtime_env": {"env_vars": {"PYTHONPATH": sys.path[-1]}},  # or workers do not find workload
             "_temp_dir": folder,
         }
         trainer = ray.train.torch.TorchTrainer(
@@ -108,5 +108,5 @@ if __name__ == "__main__":
                 storage_path=folder, failure_config=FailureConfig(max_failures=arguments.max_failures)
             ),
         )
-        with ray.init(**options):  # ends what it started
+        with ray.init(**options):  # leaving it ends the cluster that it started
             trainer.fit()

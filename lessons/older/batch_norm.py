@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/older/batch_norm.py
 
-You will see losses that depend on the number of processes: each computes mean and variance from its shard.
+You will see losses that depend on the number of processes: each process normalizes only its own shard.
 """
 
 import os
@@ -64,7 +64,7 @@ def train(rank, world_size, device, arguments):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # use the running means: an answer must not depend on the other images of its batch
+    model.eval()  # otherwise each prediction would depend on the other images of the batch
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()

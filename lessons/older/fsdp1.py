@@ -39,7 +39,7 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
-    # Every process needs the same number of batches: forward waits for the others.
+    # Every process needs the same number of batches: forward waits for all processes.
     rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
@@ -83,7 +83,7 @@ def train(rank, world_size, device, arguments):
     # On a CPU, offload_to_cpu would free the weights that it is about to return.
     whole = FullStateDictConfig(offload_to_cpu=device.type != "cpu", rank0_only=True)
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, whole):
-        weights = model.state_dict()  # a collective: outside the `if`
+        weights = model.state_dict()  # gathering is a collective: outside the `if`
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
 
@@ -98,7 +98,7 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--precision", choices=DTYPES, default="fp32", help="to compute in (fp32)")
+    parser.add_argument("--precision", choices=DTYPES, default="fp32", help="data type to compute in (fp32)")
     parser.add_argument("--offload", action="store_true", help="keep all shards in the CPU's memory")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/older/fsdp2.py
 
-You will see lesson 01's losses, with --offload too. Lesson 09 adds checkpoints and reports what each process
-holds.
+You will see lesson 01's losses, also with --offload. Lesson 09 adds checkpoints and reports how many bytes
+each process holds.
 """
 
 import math
@@ -32,7 +32,7 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
-    # Every process needs the same number of batches: forward waits for the others.
+    # Every process needs the same number of batches: forward waits for all processes.
     rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
@@ -76,7 +76,7 @@ def train(rank, world_size, device, arguments):
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(model, options=whole)  # a collective: outside the `if`
+    weights = get_model_state_dict(model, options=whole)  # gathering is a collective: outside the `if`
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
 
@@ -91,7 +91,7 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--precision", choices=DTYPES, default="fp32", help="to compute in (fp32)")
+    parser.add_argument("--precision", choices=DTYPES, default="fp32", help="data type to compute in (fp32)")
     parser.add_argument("--offload", action="store_true", help="keep all shards in the CPU's memory")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

@@ -2,8 +2,8 @@
 
     python -m torch.distributed.launch --nproc_per_node 2 lessons/older/local_rank.py
 
-You will see that it is refused. Three old lines are errors today; README.md fixes them one by one. Then the
-script has lesson 01's losses.
+You will see an error. Three old lines of the script are errors today; README.md fixes them one by one. The
+fixed script prints lesson 01's losses.
 """
 
 import os
@@ -75,7 +75,7 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--local_rank", type=int, default=0, help="the launcher gives it")
+    parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
     arguments = parser.parse_args()
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -22,7 +22,7 @@ import workload
 
 
 class Server:
-    """What the workers call, by way of `call`. Each of their calls runs in a thread of rank 0."""
+    """The methods that workers call through `call`. Each call runs in a thread of rank 0."""
 
     def __init__(self, arguments):
         workload.set_seed(arguments.seed)
@@ -38,7 +38,7 @@ class Server:
         return [weight.detach() for weight in self.model.parameters()]
 
     def push(self, gradients):
-        """A worker's gradients; when the last worker's are here, the new weights, for all of them."""
+        """Collect a worker's gradients. After the last worker's, return the new weights to all workers."""
         with self.lock:
             waiting = self.waiting
             self.came.append(gradients)
@@ -53,7 +53,7 @@ class Server:
         return waiting
 
     def end_epoch(self, epoch, loss, correct):
-        """A worker's sums; when the last worker's are here, the epoch's line."""
+        """Collect a worker's sums. After the last worker's, print the epoch's line."""
         with self.lock:
             waiting = self.waiting
             self.came.append((loss, correct))
@@ -75,7 +75,7 @@ server = None  # on rank 0, where remote calls find it
 
 @rpc.functions.async_execution
 def call(name, *words):
-    """Runs on rank 0. Its answer is sent when the future that it returns has one."""
+    """Runs on rank 0. The caller gets the answer when the returned future has a result."""
     answer = getattr(server, name)(*words)
     if not isinstance(answer, torch.futures.Future):
         future = torch.futures.Future()
@@ -135,7 +135,7 @@ if __name__ == "__main__":
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=arguments.world_size + 1)
     if rank > 0:
         train(rank - 1, arguments.world_size, arguments)
-    rpc.shutdown()  # waits until all processes get here
+    rpc.shutdown()  # waits until all processes have called it
     if rank == 0:
         size = server.bytes // server.steps
         print(f"{arguments.world_size} workers | each step, bytes through rank 0: {size:,}")

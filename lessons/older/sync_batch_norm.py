@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/older/sync_batch_norm.py
 
-On any number of processes, you will see the losses that batch_norm.py has on one.
+On any number of processes, you will see the losses that batch_norm.py prints on one process.
 """
 
 import os
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
-from parts import resnet  # its batch norm is lesson 08's
+from parts import resnet  # for lesson 08's batch norm
 
 
 def train(rank, world_size, device, arguments):
@@ -66,7 +66,7 @@ def train(rank, world_size, device, arguments):
 def convert(model, device):
     if device.type != "cpu":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    for number, layer in enumerate(model):  # PyTorch's own needs a GPU
+    for number, layer in enumerate(model):  # nn.SyncBatchNorm needs a GPU
         if isinstance(layer, nn.BatchNorm2d):
             model[number] = resnet.SyncBatchNorm(layer.num_features)
     return model
@@ -74,7 +74,7 @@ def convert(model, device):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # use the running means: an answer must not depend on the other images of its batch
+    model.eval()  # otherwise each prediction would depend on the other images of the batch
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()

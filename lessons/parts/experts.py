@@ -21,7 +21,7 @@ def options(parser):
     option("--experts-per-token", type=int, default=1, help="1 or 2 (%(default)s)")
     option("--balance", type=float, default=0.01, help="weight of the balancing loss (%(default)s)")
     option("--double", action="store_true", help="compute in 64 bits, so that no two experts tie")
-    option("--capacity", type=float, help="most tokens of an expert, in even loads (unlimited)")
+    option("--capacity", type=float, help="limit per expert, as a multiple of an even load (unlimited)")
 
 
 def check(arguments):
@@ -62,7 +62,7 @@ class Experts(nn.Module):
         return f"{choices}, balance {self.weight}, {self.up.dtype}"
 
     def shard(self, mesh):
-        """Keep this process's experts: of 4 on 2 processes, the first two or the last."""
+        """Keep only this process's experts: with 4 experts on 2 processes, the first two or the last two."""
         self.up = nn.Parameter(distribute_tensor(self.up.detach(), mesh, [Shard(0)]))
         self.down = nn.Parameter(distribute_tensor(self.down.detach(), mesh, [Shard(0)]))
 
@@ -78,11 +78,11 @@ class Experts(nn.Module):
         experts = torch.arange(self.count, device=chosen.device)
         counts = gather((chosen[:, None] == experts).sum(dim=0))
         self.weigh(counts, chances)
-        counts = counts.cpu()  # a wait, because the CPU needs the sizes of the messages
+        counts = counts.cpu()  # waits for the GPU, because the CPU needs the sizes of the messages
         if self.capacity:
             order, counts = self.drop(order, counts)
         answers = self.exchange(tokens[order % len(tokens)], counts)
-        # A dropped token has no answer: it leaves the layer as 0.
+        # A dropped token reaches no expert, so the layer's output for it is 0.
         rows = answers.new_zeros(len(chosen), tokens.shape[1]).index_copy(0, order, answers)
         rows = rows * weights[:, None]
         return rows.unflatten(0, (self.per_token, -1)).sum(dim=0).view_as(x)

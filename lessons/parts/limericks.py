@@ -24,7 +24,7 @@ def options(parser):
     """The options of a lesson that trains on limericks and writes new ones."""
     option = parser.add_argument
     option("--characters", type=int, default=LENGTH, help="length of each text that the model writes (176)")
-    option("--temperature", type=temperature, default=0.3, help="low writes what is likely (0.3)")
+    option("--temperature", type=temperature, default=0.3, help="a low value prefers likely characters (0.3)")
     options_of_training(parser)
 
 
@@ -87,7 +87,7 @@ workload.add_data("limericks", load_sets)
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
     """Print four texts. No process can compute the scores alone, so all processes write together."""
-    # The same seed on all processes: otherwise those that share matrices would soon
+    # The same seed on all processes: otherwise processes that share matrices would soon
     # read different texts.
     generator = torch.Generator().manual_seed(arguments.seed)
     beginning = [characters.index(character) for character in "There was a"]
@@ -121,7 +121,7 @@ class Recent(nn.Module):
     def __init__(self, characters, hidden, count=4):
         super().__init__()
         self.table = nn.Embedding(characters, hidden)
-        nn.init.normal_(self.table.weight, std=0.02)  # larger vectors would learn more slowly
+        nn.init.normal_(self.table.weight, std=0.02)  # with larger vectors, the model would learn more slowly
         self.shares = nn.Parameter(torch.randn(count, hidden) / 2)
 
     def forward(self, texts):

@@ -55,14 +55,14 @@ class RingAttention(torch.autograd.Function):
             for mine, theirs, masked in blocks(query, owner, ctx.group, ctx.order):
                 own_query, own_grad = query[..., mine, :], result_grad[..., mine, :]
                 their_key, their_value = held[0, ..., theirs, :], held[1, ..., theirs, :]
-                # Recomputed: storing them would take memory quadratic in the length.
+                # Recomputed: storing the weights would take memory quadratic in the length.
                 weights = (score(own_query, their_key, masked) - log_sum[..., mine, :]).exp()
                 scores_grad = weights * (own_grad @ their_value.mT - taken[..., mine, :])
                 scores_grad = scores_grad / query.shape[-1] ** 0.5
                 query_grad[..., mine, :] += scores_grad @ their_key
                 grads[0, ..., theirs, :] += scores_grad.mT @ own_query
                 grads[1, ..., theirs, :] += weights.mT @ own_grad
-            # Gradients travel with their keys and values. The last step brings them home.
+            # Gradients travel with their keys and values. The last step returns them to their owner.
             grads = receive(*pass_on(grads, ctx.group))
         return query_grad, grads[0], grads[1], None, None
 

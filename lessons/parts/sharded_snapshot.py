@@ -51,7 +51,7 @@ class Snapshots:
         self.refuse_other_settings(path)
         state = {"weights": self.weights, "scheduler": self.scheduler}
         state |= {"epoch": 1, "step": 0, "loss_sum": loss_sum}
-        dcp.load(state, checkpoint_id=path)  # only its own shards, however the saved model was sharded
+        dcp.load(state, checkpoint_id=path)  # reads only this rank's shards, however the snapshot was sharded
         if dist.get_rank() == 0:
             print(f"resumed in epoch {state['epoch']} after step {state['step']}", flush=True)
         return state["epoch"], state["step"], state["loss_sum"]

@@ -28,7 +28,7 @@ class Attention(nn.Module):
         mixed = self.attend(query, key, value)
         return self.project(mixed.transpose(1, 2).flatten(-2))
 
-    def attend(self, query, key, value):  # lesson 15 replaces this
+    def attend(self, query, key, value):  # lessons 15 and 17 replace it
         return scaled_dot_product_attention(query, key, value, is_causal=self.causal)
 
     def by_head(self, x):

@@ -34,7 +34,7 @@ def options(parser):
     group = parser.add_argument_group(title, conflict_handler="resolve")
     option = group.add_argument
     option("--epochs", type=int, default=4, help="passes over the images in each trial (4)")
-    option("--lr", type=float, nargs=2, default=(0.003, 0.3), help="lowest and highest (0.003 0.3)")
+    option("--lr", type=float, nargs=2, default=(0.003, 0.3), help="lowest, highest rate (0.003 0.3)")
     sizes = (15, 30, 60, 120)
     option("--batch-size", type=int, nargs="+", default=sizes, help="batch sizes to try (15 30 60 120)")
     option("--train-size", type=int, help="images, validation included (digits: 2400; other data: all)")
@@ -80,7 +80,7 @@ def split(train_set, arguments):
 
 class ByNumber(optuna.samplers.RandomSampler):
     """Derive the parameters from the trial's number: trial 7, for example, gets the same
-    ones however many workers there are and whichever of them runs it.
+    parameters however many workers there are and whichever worker runs it.
 
     With RandomSampler(seed), all workers would draw the same parameters in the same
     order.
@@ -101,7 +101,7 @@ class Lock:
     releases the lock.
 
     Optuna's own locks are files, which remain if their owner dies. After 30 seconds,
-    another worker removes such a file. If the owner was only slow, it then fails. If
+    another worker removes such a file. A slow owner then fails, although it is alive. If
     the journal has a relative path, Optuna's default lock is a link that points
     nowhere. Nobody removes it, so the others wait forever.
     """
@@ -189,7 +189,7 @@ def mark_the_lost(study, arguments):
             # If two workers notice at the same time, the journal accepts only the first mark.
             with suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 study.tell(trial.number, state=TrialState.FAIL)
-                if trial.params and "again" not in trial.user_attrs:  # not twice: it may kill its workers
+                if trial.params and "again" not in trial.user_attrs:  # only once: a trial may kill its worker
                     study.enqueue_trial(trial.params, user_attrs={"again": trial.number})
                 print(f"trial {trial.number:3} | lost: its worker is silent", flush=True)
 

@@ -392,5 +392,5 @@ def main(words: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-    if "triton" not in sys.modules:  # it calls frozen objects leaked, in 40 lines
+    if "triton" not in sys.modules:  # triton would report frozen objects as leaked
         gc.freeze()  # else Python scans all of torch's objects once more at exit, which takes 0.4 s

@@ -74,7 +74,7 @@ def with_ddp(model, order, counted):
 
 
 def with_fsdp2(model, order, counted):
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))  # by default, it would be for GPUs
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))  # FSDP's default mesh would use GPUs
     if order == "before":
         model.compile(backend=counted)
     for block in model.blocks:
@@ -149,7 +149,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", default="aot_eager", help="of torch.compile (aot_eager)")
+    parser.add_argument("--backend", default="aot_eager", help="backend of torch.compile (aot_eager)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-r"""The cost of failures with a full restart, and if only one group restarts.
+r"""The cost of failures: if all groups restart, and if only the failed group restarts.
 
     python lessons/recipes/faults.py
 
@@ -21,13 +21,13 @@ def full_restart(hours, between, snapshot_every, restart, drawn):
         if clock >= hours:
             kept += trained
             break
-        kept += trained - trained % snapshot_every  # the rest is repeated
+        kept += trained - trained % snapshot_every  # the steps since the last snapshot are repeated
         clock += restart
     return kept / hours
 
 
 def one_group(hours, between, groups, step, restart, drawn):
-    """The same share if each of the groups, of equal size, fails and comes back by itself."""
+    """The same share if only the group that failed restarts. All groups have the same size."""
     clock = lost = 0.0
     while (clock := clock + drawn.expovariate(1 / between)) < hours:
         away = min(restart, hours - clock)
@@ -38,14 +38,14 @@ def one_group(hours, between, groups, step, restart, drawn):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     option = parser.add_argument
-    option("--gpus", type=int, default=16384, help="of the job (16384)")
+    option("--gpus", type=int, default=16384, help="GPUs of the job (16384)")
     # Llama 3: 419 unplanned interruptions in 54 days on 16,384 GPUs.
-    option("--failures", type=float, default=419 / 54 / 16.384, help="per 1,000 GPUs and day (0.47)")
+    option("--failures", type=float, default=419 / 54 / 16.384, help="failures per 1,000 GPUs and day (0.47)")
     option("--groups", type=int, default=16, help="replica groups (16)")
-    option("--snapshot-minutes", type=float, default=30, help="between snapshots (30)")
-    option("--restart-minutes", type=float, default=10, help="of a process (10)")
-    option("--step-seconds", type=float, default=10, help="of a step (10)")
-    option("--days", type=float, default=2000, help="that are simulated (2000)")
+    option("--snapshot-minutes", type=float, default=30, help="minutes between snapshots (30)")
+    option("--restart-minutes", type=float, default=10, help="minutes that a restart takes (10)")
+    option("--step-seconds", type=float, default=10, help="seconds that a step takes (10)")
+    option("--days", type=float, default=2000, help="days to simulate (2000)")
     arguments = parser.parse_args()
     hours, restart = arguments.days * 24, arguments.restart_minutes / 60
     between = 24 / (arguments.failures * arguments.gpus / 1000)

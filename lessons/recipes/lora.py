@@ -84,7 +84,7 @@ class Reader(nn.Module):
 
 
 def make_base_file(path):
-    """Somebody else's weights for upright digits, under names as in Hugging Face's files."""
+    """Train a base model on upright digits, and save it under names as in Hugging Face's files."""
     model, digits = Reader(), workload.draw_digits(3000, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     for batch in torch.randperm(len(digits)).split(50):

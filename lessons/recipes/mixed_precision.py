@@ -4,8 +4,8 @@ r"""Lesson 08 in bf16 or fp16, with the scaler's state in its snapshots.
         --max-restarts 3 lessons/recipes/mixed_precision.py --precision fp16
 
 The last line says how many steps were skipped and what the scale is. With --crash-at 3,
-the run is killed and resumes. With --forget-scaler as well, it resumes as a script does
-that does not save the scaler: there is no error, but it skips steps that it should take.
+the run is killed and resumes. With --forget-scaler as well, the snapshots lack the scaler's
+state: there is no error, but the resumed run skips steps that it should take.
 """
 
 import os
@@ -186,9 +186,9 @@ if __name__ == "__main__":
     parser.add_argument("--crash-at", type=int, help="epoch in which one process dies")
     parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (default: an epoch)")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
-    parser.add_argument("--precision", choices=TYPES, default="bf16", help="of the forward pass (bf16)")
-    parser.add_argument("--first-scale", type=float, default=2.0**16, help="of fp16 (65536)")
-    parser.add_argument("--forget-scaler", action="store_true", help="do not save it")
+    parser.add_argument("--precision", choices=TYPES, default="bf16", help="data type of autocast (bf16)")
+    parser.add_argument("--first-scale", type=float, default=2.0**16, help="initial scale for fp16 (65536)")
+    parser.add_argument("--forget-scaler", action="store_true", help="do not save the scaler's state")
     options.add(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

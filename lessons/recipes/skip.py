@@ -1,9 +1,9 @@
-r"""What it costs to skip the batches that a run has done before it was killed: two ways.
+r"""Two ways to skip the batches that a killed run has already trained on, and what each costs.
 
     python lessons/recipes/skip.py
 
 islice over a DataLoader loads and augments each of these batches again, and throws it
-away. islice over the sampler skips only numbers. The batches that follow are the same.
+away. islice over the sampler skips only numbers. Both continue with the same batches.
 """
 
 import sys

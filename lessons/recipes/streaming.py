@@ -1,10 +1,10 @@
-r"""Lesson 04's job with images from shard files, of which each process opens only its own.
+r"""Lesson 04's job with images from shard files: each process opens only its own files.
 
     torchrun --standalone --nproc-per-node 2 lessons/recipes/streaming.py
 
 The losses are the same on 1, 2, 3, 4, 6 and 12 processes with any number of workers. With
---stop-after 150, the run ends after 150 steps; the same command without it goes on, and
-opens only shards that are not finished.
+--stop-after 150, the run ends after 150 steps; the same command without this option resumes
+it, and opens only unfinished shards.
 """
 
 import os
@@ -31,7 +31,7 @@ class Stream(IterableDataset):
     """The images of some lanes. Every step takes the same number of images from each lane.
 
     In each epoch, all shards are shuffled and dealt to the lanes, and the images of a shard
-    are shuffled too. Both depend only on the seed and the epoch, so step 31 has the same
+    are shuffled too. Both orders depend only on the seed and the epoch, so step 31 gets the same
     images on any number of processes, and a resumed run knows which shards are finished.
     """
 
@@ -99,7 +99,7 @@ def train(rank, world_size, device, arguments):
     if rank == 0 and not folder.exists():
         write_shards(folder, train_set)
     del train_set
-    dist.barrier()  # now the shards exist
+    dist.barrier()  # otherwise a process could open shards before rank 0 has written them
     lanes = list(range(rank, LANES, world_size))
     stream = Stream(folder, arguments.seed, lanes, arguments.batch_size // LANES)
     options = {"num_workers": arguments.workers}

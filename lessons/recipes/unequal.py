@@ -1,9 +1,9 @@
-r"""GPUs of different speeds: batches by speed, and every image with the same weight.
+r"""GPUs of different speeds: faster GPUs get more images, and every image counts equally.
 
     torchrun --standalone --nproc-per-node 2 lessons/recipes/unequal.py --speeds 3 1
 
-The losses are those of one process. With --split equal, all processes get the same number
-of images, so the slow one sets the pace. --mean-of-means is the mistake: each process uses
+The losses equal those of one process. With --split equal, all processes get the same number
+of images, so all wait for the slow one. --mean-of-means is the mistake: each process uses
 the mean loss of its own images, so images of a slow process count more. The speeds are
 simulated.
 """
@@ -70,9 +70,9 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.set_defaults(epochs=3, train_size=2400)
     option = parser.add_argument
-    option("--speeds", type=float, nargs="+", help="of the processes, relative to each other (all 1)")
-    option("--split", choices=["speed", "equal"], default="speed", help="images by speed, or equally many")
-    option("--mean-of-means", action="store_true", help="make the mistake")
+    option("--speeds", type=float, nargs="+", help="relative speeds of the processes (all 1)")
+    option("--split", choices=["speed", "equal"], default="speed", help="more images for fast GPUs, or equal")
+    option("--mean-of-means", action="store_true", help="use the mean loss of each process")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments, replicas=1)

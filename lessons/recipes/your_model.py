@@ -1,4 +1,4 @@
-r"""Models that DDP needs to be told about: each with the mistake and with the cure.
+r"""Models that need extra care under DDP: each with the mistake and with the fix.
 
     torchrun --standalone --nproc-per-node 2 lessons/recipes/your_model.py
 
@@ -35,7 +35,7 @@ def show(case, model, loss_of, reference=None, **options):
     """Run backward passes with DDP, and compare the gradients with those of one process.
 
     `loss_of` computes the mean loss over the rows that it gets. `reference` does the same on
-    one process, where there are no others to gather from.
+    one process, which has no other process to gather from.
     """
     torch.manual_seed(1)
     batch = torch.randn(ROWS, WIDTH)
@@ -163,7 +163,7 @@ def rebuild(model, rows):
 
 
 def tie_late(model, rows):
-    getattr(model, "module", model).tie()  # the weight that DDP knows of gets no gradient any more
+    getattr(model, "module", model).tie()  # the weight that DDP knows no longer gets a gradient
     return rebuild(model, rows)
 
 
@@ -189,7 +189,7 @@ def predict(case, sampler):
 
 
 def repeats_rows(rows):
-    return DistributedSampler(rows, shuffle=False)  # all processes get equally many: some rows come twice
+    return DistributedSampler(rows, shuffle=False)  # pads to equal shards: some rows come twice
 
 
 def each_row_once(rows):

@@ -94,7 +94,7 @@ def release_group():
         elif type(thing) is FunctionType and thing.__defaults__:
             forget_group(thing)
     gc.collect()  # a DDP object refers to its group, and also to itself
-    if "triton" not in sys.modules:  # it calls frozen objects leaked, in 40 lines
+    if "triton" not in sys.modules:  # triton would report frozen objects as leaked
         gc.freeze()  # otherwise Python spends half a second on garbage at exit
 
 

@@ -116,12 +116,12 @@ def set_random_state(states, device):
 
 
 def may_share():
-    """Whether processes may share a GPU. This is slow, but all lessons then run on a single GPU."""
+    """Whether processes may share a GPU. Sharing is slow, but lets all lessons run on a single GPU."""
     return os.environ.get("SHARE_GPU") == "1"
 
 
 def has_gpus_of_its_own():
-    """Whether no other process sees them, as under srun --gpus-per-task=1."""
+    """Whether no other process sees this process's GPUs, as under srun --gpus-per-task=1."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
     if tasks is None or tasks != os.environ.get("WORLD_SIZE"):
         return False  # processes that one task has started see the same GPUs

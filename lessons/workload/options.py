@@ -35,8 +35,8 @@ def parser(file, description):
     option("--seed", type=int, default=0, help="seed of initial weights and image order (%(default)s)")
     option("--data", choices=DATA, default="digits", help="digits needs no download (%(default)s)")
     option("--width", type=int, default=16, help="width of the model (%(default)s)")
-    option("--train-size", type=int, help="images to train on (12000 digits; others: all)")
-    option("--test-size", type=int, help="images to test on (2000 digits; others: all)")
+    option("--train-size", type=int, help="images to train on (digits: 12000; other data: all)")
+    option("--test-size", type=int, help="images to test on (digits: 2000; other data: all)")
     option("--out", type=Path, default=Path("out"), help="folder for the files of the run (out)")
     return parser
 
@@ -76,7 +76,7 @@ def check(arguments, replicas=None, uses_gpus=True, can_share=True):
         if can_share:
             cure = f"put SHARE_GPU=1 in front of the command to let them share, or {variable}"
         else:
-            variable += " (with DeepSpeed: DS_ACCELERATOR=cpu)"  # whose launcher overrides the other one
+            variable += " (with DeepSpeed: DS_ACCELERATOR=cpu)"  # its launcher overrides CUDA_VISIBLE_DEVICES
             cure = f"start fewer processes, or put {variable} in front of the command"
         refuse(
             f"{processes} processes on this machine, but {gpus} GPU{'s' * (gpus > 1)}: {cure} to use the CPU"
@@ -131,7 +131,7 @@ def problem_with(path, theirs, own):
 
 
 def numbers(version):
-    """[2, 14] for 2.14.0.dev20261101. The rest may contain letters."""
+    """[2, 14] for 2.14.0.dev20261101. The rest of a version may contain letters."""
     return [int(part) for part in version.split(".")[:2]]
 
 

@@ -10,7 +10,7 @@ from workload.endings import say
 
 
 def progress(batches, epoch):
-    """A progress bar around an epoch's batches, on rank 0 and in a terminal."""
+    """A progress bar around an epoch's batches, only on rank 0 and only in a terminal."""
     quiet = dist.is_initialized() and dist.get_rank() > 0
     return tqdm(batches, f"epoch {epoch:2}", disable=quiet or None, leave=False, unit="step")
 
