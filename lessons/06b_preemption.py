@@ -3,8 +3,8 @@ r"""Lesson 06b: preempted runs and damaged snapshots.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/06b_preemption.py --snapshot-every 30 --crash-at 3
 
-You will see lesson 06a's lines again. Start another run and press Ctrl-C: all processes save a snapshot
-after the same step and exit with status 75. parts/snapshot.py also handles full disks and a second run.
+You will see lesson 06a's lines again. Start another run and press Ctrl-C: all processes save after the same
+step and exit with status 75. parts/snapshot.py also handles damaged files, full disks and a second run.
 """
 
 import os

@@ -1,15 +1,15 @@
-"""Looks at the machines before a long run does: a page, in seconds. Started as the run will be started:
+"""Checks the machines before a long run: one page within seconds. Start it as you will start the run:
 
     torchrun --standalone --nproc-per-node 2 lessons/launch/preflight.py
     srun --ntasks-per-node 4 python lessons/launch/preflight.py
 
 You will see what all ranks have (versions, memory, clocks, addresses) and where they differ, the speed of
-each link of a ring, and that of an all-reduce. What is wrong comes last, one line each with what to do,
-and the exit status is then 1. (torchrun adds a report of its own to stderr: 2>/dev/null.) It needs nothing
-from the lessons: copy this one file to a cluster.
+each link of a ring, and the speed of an all-reduce. Problems come last, each with what to do, and the exit
+status is then 1. (torchrun adds a report of its own to stderr; 2>/dev/null hides it.) The script needs
+nothing from the lessons: copy this one file to a cluster.
 
 With --script train.py, --data FOLDER and --shared FOLDER it also compares the script and the data set on all
-machines, and checks that all see one and the same folder for snapshots, with room on its disk.
+machines, and checks that all machines see the same folder for snapshots, with room on its disk.
 """
 
 import argparse
@@ -32,10 +32,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-SLOW = 5  # a link that is so many times slower than the best of its kind is called slow
-FAR = 1.0  # seconds that clocks may be apart
-LITTLE = 2**30  # bytes of free memory
-# What should not differ, and what to do if it does.
+SLOW = 5  # how many times slower a slow link is than the best link of its kind
+FAR = 1.0  # seconds by which clocks may differ
+LITTLE = 2**30  # bytes: less free memory is a problem
+# What must be the same on all ranks, and what to do if it differs.
 SAME = dict.fromkeys(("python", "torch", "cuda", "nccl", "driver", "device"), "Install")
 SAME |= {"script": "Copy", "data": "Copy"}
 NO_ADDRESS = "none"
@@ -48,7 +48,7 @@ class Page:
         self.lines, self.problems = [], []
 
     def finish(self, rank: int) -> bool:
-        """Print it. Returns whether anything is wrong."""
+        """Print the page. Return whether anything is wrong."""
         if rank == 0:
             last = [f"problem: {each}" for each in self.problems] or ["nothing is wrong that this can see"]
             print("\n".join([*self.lines, *last]), flush=True)
@@ -57,20 +57,20 @@ class Page:
 
 def refuse(message: str) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(1)  # a thread of the store that still waits would hold a plain exit up
+    os._exit(1)  # sys.exit would wait for a thread of the store that still waits
 
 
 # ---- who am I? --------------------------------------------------------------------------------
 
 
 def read_environment() -> None:
-    """What srun says under other names, under those of torchrun."""
+    """Copy what srun sets under its own names to the variables that torchrun sets."""
     if "RANK" in os.environ or "SLURM_PROCID" not in os.environ:
         return
     os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
     os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
     if "MASTER_ADDR" not in os.environ:
-        # The first node's address, and a port that another job of ours does not have: as in slurm.sbatch.
+        # As in slurm.sbatch: the first node's address, and a port that depends on the job's number.
         nodes = subprocess.check_output(
             ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]], text=True
         )
@@ -80,7 +80,7 @@ def read_environment() -> None:
 
 
 def connect_store(rank: int, world_size: int, seconds: float) -> dist.Store:
-    """The store at MASTER_ADDR, which rank 0 or torchrun's agent holds."""
+    """The store at MASTER_ADDR, which rank 0 or the torchrun launcher hosts."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     limit = timedelta(seconds=seconds)
@@ -97,7 +97,7 @@ def connect_store(rank: int, world_size: int, seconds: float) -> dist.Store:
 
 
 def gather(store: dist.Store, name: str, rank: int, world_size: int, value, seconds: float) -> list:
-    """What each rank has put into the store under this name. Ends with the names of those that did not."""
+    """Return the value of each rank under this name. After `seconds`, exit and name missing ranks."""
     store.set(f"{name}/{rank}", json.dumps(value))
     values, missing, deadline = [], [], time.monotonic() + seconds
     for other in range(world_size):
@@ -121,7 +121,7 @@ def gather(store: dist.Store, name: str, rank: int, world_size: int, value, seco
 
 
 def interfaces() -> dict[str, dict]:
-    """Name, address, and the speed that the card says it has, in Mb/s, of each interface that is up."""
+    """For each interface that is up: its name, its address, and the speed that its card reports, in Mb/s."""
     found = {}
     for _, name in socket.if_nameindex():
         asked = struct.pack("256s", name.encode()[:15])
@@ -130,13 +130,13 @@ def interfaces() -> dict[str, dict]:
             speed = None
             with contextlib.suppress(OSError, ValueError):
                 speed = int(Path(f"/sys/class/net/{name}/speed").read_text())
-            # A virtual card may say -1, and /sys may be that of a different namespace.
+            # A virtual card may report -1, and /sys may belong to a different network namespace.
             found[name] = {"address": socket.inet_ntoa(answer[20:24]), "speed": max(speed or 0, 0) or None}
     return found
 
 
 def offered_address(found: dict[str, dict]) -> str:
-    """The address that gloo would offer to others: of GLOO_SOCKET_IFNAME, or what its own name means."""
+    """The address that gloo would offer to other ranks: GLOO_SOCKET_IFNAME's, or that of the host's name."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if os.environ.get(name) in found:
             return found[os.environ[name]]["address"]
@@ -148,7 +148,7 @@ def offered_address(found: dict[str, dict]) -> str:
 
 
 def route_to(address: str) -> str:
-    """The own address from which packets to that one leave."""
+    """This machine's address from which packets to `address` leave."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))  # sends nothing
@@ -191,7 +191,7 @@ def describe_data(folder: Path | None) -> str | None:
 
 
 def look(device: torch.device, options: argparse.Namespace) -> dict:
-    """What this rank has."""
+    """The versions, memory, addresses and files of this rank."""
     found = interfaces()
     is_gpu = device.type == "cuda"
     return {
@@ -218,8 +218,8 @@ def look(device: torch.device, options: argparse.Namespace) -> dict:
 def share_gpus(rank: int, seen: list[dict]) -> None:
     """Let ranks of a machine share a GPU if SHARE_GPU=1 allows it. Otherwise end all ranks with one line.
 
-    LOCAL_RANK and the number of GPUs do not tell who shares: with srun --gpus-per-task=1, each process sees
-    one GPU, and it is a different one for each.
+    LOCAL_RANK and the number of GPUs do not show which ranks share a GPU: with srun --gpus-per-task=1, each
+    process sees one GPU, and each process sees a different GPU.
     """
     first, sharing = {}, []
     for other, one in enumerate(seen):
@@ -240,7 +240,7 @@ def share_gpus(rank: int, seen: list[dict]) -> None:
 
 
 def check_shared(page: Page, store, rank: int, seen: list[dict], folder: Path, seconds: float) -> None:
-    """Whether each rank finds what rank 0 writes into this folder, and how much room its disk has."""
+    """Check that each rank finds what rank 0 writes into this folder, and that its disk has room."""
     ticket, free = folder / "preflight.ticket", None
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(folder).free
@@ -276,9 +276,9 @@ def check_shared(page: Page, store, rank: int, seen: list[dict], folder: Path, s
 
 
 def knock(store, rank: int, world_size: int, seen: list[dict], seconds: float) -> list:
-    """Each rank calls the next one at the address that it offers, at a port of the system's choice.
+    """Each rank connects to the next rank, at the address that the next rank offers and at a free port.
 
-    A process group needs just that, and when it cannot have it, it waits, and names nobody.
+    A process group needs these connections. If one fails, the group waits and does not say for which rank.
     """
     listener = socket.create_server(("", 0), backlog=world_size)
     ports = gather(store, "port", rank, world_size, listener.getsockname()[1], seconds)
@@ -290,16 +290,16 @@ def knock(store, rank: int, world_size: int, seen: list[dict], seconds: float) -
             caller.sendall(struct.pack("I", rank))
     except OSError as error:
         problem = f"{error.strerror or error}"
-    # All have called before the first one closes its door.
+    # All ranks have tried to connect before the first one closes its port.
     problems = gather(store, "knocked", rank, world_size, problem, 2 * seconds + 5)
     listener.close()
     return problems
 
 
 def carry(tensor: torch.Tensor, rank: int, source: int, target: int) -> None:
-    """From one rank to another, on the two of them.
+    """Send the tensor from one rank to another. Both ranks call this function.
 
-    As a batch of one: NCCL warns about messages that come alone, in four long lines on each rank.
+    A batch of one message, because NCCL warns about messages outside a batch, in four lines on each rank.
     """
     kind, other = (dist.isend, target) if rank == source else (dist.irecv, source)
     for work in dist.batch_isend_irecv([dist.P2POp(kind, tensor, other)]):
@@ -307,7 +307,7 @@ def carry(tensor: torch.Tensor, rank: int, source: int, target: int) -> None:
 
 
 def one_way(rank: int, source: int, target: int, device: torch.device, limit: float) -> float:
-    """Bytes a second from one rank to another, as the source sees it. It takes about `limit` seconds."""
+    """Bytes per second from one rank to another, as the source sees it. It takes about `limit` seconds."""
     if rank not in (source, target):
         return 0.0
     goes_on, answer = torch.ones(1, device=device), torch.zeros(1, device=device)
@@ -321,14 +321,14 @@ def one_way(rank: int, source: int, target: int, device: torch.device, limit: fl
 
     there_and_back(
         goes_on
-    )  # NCCL connects. Within the limit, that would leave time for the smallest size only
+    )  # NCCL connects here. Inside the limit, this would leave time only for the smallest size
     best, began, size = 0.0, time.monotonic(), 2**16
     while goes_on.item():
         tensor = torch.zeros(size, dtype=torch.uint8, device=device)
-        # The first one may wait until the other rank is there, or for a connection.
+        # The first message may wait for the other rank, or for a connection.
         quickest = min([there_and_back(tensor) for _ in range(3)][1:])
         best = max(best, size / quickest)
-        # Both must go on, or stop: the source decides.
+        # Both ranks must go on, or both must stop: the source decides.
         goes_on.fill_(size < 2**26 and 3 * 4 * quickest < limit - (time.monotonic() - began))
         carry(goes_on, rank, source, target)
         size *= 4
@@ -336,7 +336,7 @@ def one_way(rank: int, source: int, target: int, device: torch.device, limit: fl
 
 
 def apart(rank: int, world_size: int, device: torch.device) -> float:
-    """The seconds by which this rank's clock is ahead of rank 0's, out of the quickest of five questions."""
+    """The seconds by which this rank's clock is ahead of rank 0's, from the quickest of five exchanges."""
     found = []
     for other in range(1, world_size) if rank == 0 else [rank]:
         for _ in range(5):
@@ -353,8 +353,8 @@ def apart(rank: int, world_size: int, device: torch.device) -> float:
 
 
 def all_reduce_speed(world_size: int, device: torch.device, slowest: float) -> tuple[int, float]:
-    """Bytes of the tensor, and the bytes a second that each link of a ring carries during an all-reduce."""
-    carried = 2 * (world_size - 1) / world_size  # of each byte of the tensor, over each link
+    """The tensor's bytes, and the bytes per second that each link of a ring carries in an all-reduce."""
+    carried = 2 * (world_size - 1) / world_size  # bytes over each link, per byte of the tensor
     size = 2**16
     while size < 2**26 and carried * size * 4 / slowest < 0.5:  # about half a second
         size *= 4
@@ -371,13 +371,13 @@ def all_reduce_speed(world_size: int, device: torch.device, slowest: float) -> t
 
 
 def measure(page: Page, rank: int, seen: list[dict], device: torch.device, expect: float | None) -> None:
-    """What needs a process group, and what is wrong with it."""
+    """Measure what needs a process group (clocks, links, an all-reduce), and add its problems to the page."""
     world_size = len(seen)
     expected = expect and expect * 1e9 / 8
     speeds, sources = [0.0] * world_size, range(world_size)
-    for _ in range(3):  # a link that looks slow may have waited for a core: it is slow if it stays slow
+    for _ in range(3):  # a link may look slow while a rank waits for a core, so measure slow links again
         found = torch.tensor(speeds, dtype=torch.float64, device=device)
-        for source in sources:  # one after the other: two may share a cable
+        for source in sources:  # one link after the other: two may share a cable
             speed = one_way(rank, source, (source + 1) % world_size, device, limit=0.5)
             found[source] = max(speed, found[source])
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
@@ -439,10 +439,10 @@ def speed_in_words(speed: float) -> str:
 
 
 def compare(page: Page, seen: list[dict]) -> None:
-    """What the ranks have, and what is wrong with it."""
+    """Add to the page what the ranks have, and the problems with it."""
     for name in SAME:
         values = by_value(seen, name)
-        if None in values:  # nobody asked
+        if None in values:  # the option was not given
             continue
         said = "; ".join(f"{value} on {ranks_in_words(ranks)}" for value, ranks in values.items())
         page.lines.append(
@@ -470,7 +470,7 @@ def compare(page: Page, seen: list[dict]) -> None:
 
 
 def show_addresses(page: Page, seen: list[dict]) -> None:
-    """What each host offers, and why that may be the wrong interface."""
+    """Add the address that each host offers, and a problem if it may belong to the wrong interface."""
     page.lines.append("hosts")
     several = len({one["host"] for one in seen}) > 1
     for host, ranks in by_value(seen, "host").items():
@@ -496,11 +496,11 @@ def link_names(seen: list[dict], rank: int) -> str:
 
 
 def slow_link(seen: list[dict], speeds: list[float], rank: int, expected: float | None) -> str:
-    """With what the link to the next rank is compared if it is slow, and "" if it is not."""
+    """What the link to the next rank was compared with if it is slow, or "" if it is not slow."""
     hosts = [one["host"] for one in seen]
     inside = [hosts[rank] == hosts[(rank + 1) % len(hosts)] for rank in range(len(hosts))]
     if inside[rank] and seen[rank]["device"] == "cpu":
-        return ""  # inside a machine without GPUs there is no cable, only what else its cores have to do
+        return ""  # no cable: inside a machine without GPUs, the speed depends on what else its cores do
     if expected and not inside[rank]:
         return f"--expect says {speed_in_words(expected)}" if speeds[rank] < expected / 2 else ""
     best = max(speed for speed, kind in zip(speeds, inside, strict=True) if kind == inside[rank])
@@ -508,7 +508,7 @@ def slow_link(seen: list[dict], speeds: list[float], rank: int, expected: float 
 
 
 def show_links(page: Page, seen: list[dict], speeds: list[float], expected: float | None) -> None:
-    """A line for each link of the ring, and the slow ones, which are named."""
+    """Add a line for each link of the ring, and a problem for each slow link."""
     page.lines.append("links, one at a time")
     for rank, speed in enumerate(speeds):
         compared, said = slow_link(seen, speeds, rank, expected), speed_in_words(speed)
@@ -525,7 +525,7 @@ def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     expect = "Gbit/s that a link between machines should carry: less than half is slow"
     parser.add_argument("--expect", type=float, help=expect)
-    parser.add_argument("--seconds", type=float, default=10, help="to wait for a rank or a link (10)")
+    parser.add_argument("--seconds", type=float, default=10, help="seconds to wait for a rank or a link (10)")
     parser.add_argument("--script", type=Path, help="a file that must have the same content on all machines")
     parser.add_argument("--data", type=Path, help="a folder with the same files on all machines")
     parser.add_argument("--shared", type=Path, help="a folder on a disk that all machines share")
@@ -564,7 +564,7 @@ def main() -> bool:
     if reasons.count(None) < world_size:
         page.finish(rank)
         store.set(f"done/{rank}", "yes")
-        if rank == 0:  # the store ends with this process: the others must have read it
+        if rank == 0:  # rank 0 hosts the store, so it must outlive the other ranks' reads
             for other in range(world_size):
                 with contextlib.suppress(dist.DistError):
                     store.wait([f"done/{other}"], timedelta(seconds=5))

@@ -2,10 +2,10 @@
 
     START=spawn sbatch lessons/launch/slurm.sbatch
 
-srun starts this once per node, and mp.spawn starts the processes that train. Each process computes its
-rank as node x processes per node + local rank, and sets the variables that torchrun would set: the lesson
-reads RANK and the others from its environment. There is no torchrun launcher, so nothing restarts a
-process that has died.
+srun starts this script once per node, and mp.spawn starts the processes that train. Each process computes
+its rank as node x processes per node + local rank, and sets the variables that torchrun would set: the
+lesson reads RANK and the other variables from its environment. There is no torchrun launcher, so nothing
+restarts a process that has died.
 """
 
 import os
@@ -24,7 +24,7 @@ def worker(local_rank, per_node, script, options):
     os.environ["LOCAL_RANK"] = str(local_rank)
     os.environ["LOCAL_WORLD_SIZE"] = str(per_node)
     sys.argv = [script, *options]
-    sys.path.insert(0, str(Path(script).parent))  # as `python script` does: for workload
+    sys.path.insert(0, str(Path(script).parent))  # as `python script` does, so the lesson finds workload
     runpy.run_path(script, run_name="__main__")
 
 

@@ -3,7 +3,7 @@
     python lessons/launch/ways_to_meet.py env
 
 You will see two processes, spawned as in lesson 03, that count each other. The other ways are tcp, file and
-store; README.md in this folder says when to use which. torchrun does the first one for you.
+store; README.md in this folder says when to use which. torchrun does the first way for you.
 """
 
 import os

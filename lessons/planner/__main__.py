@@ -1,5 +1,5 @@
-r"""Does it fit, how fast, how many GPUs are worth it, how often will it break, what does
-it cost?
+r"""Does a training job fit, how fast is it, how many GPUs are worth it, how often will it break, and
+what does it cost?
 
     python lessons/planner --params 7.5e9 --gpus 64
     python lessons/planner --params 7.5e9 --gpus 4096 --sweep gpus
@@ -13,10 +13,10 @@ The plans are for transformers like GPT and Llama. For any other model, such as 
 the last command plans DDP from what a run on one GPU measured: the seconds and the bytes
 of activations that one example takes.
 
-Formulas only: those of formulas.py, which tests hold against published figures. What
-they leave out: stragglers, congestion, the data, a pipeline's own messages, and memory
-that the framework takes for itself. Stage 0 is DDP with gradient_as_bucket_view=True:
-without it, DDP's buckets take 2 bytes more for a parameter.
+The planner uses only the formulas of formulas.py, which tests compare with published figures.
+They leave out stragglers, congestion, the data, a pipeline's own messages, and memory that
+the framework takes for itself. Stage 0 is DDP with gradient_as_bucket_view=True: without it,
+DDP's buckets take 2 more bytes per parameter.
 """
 
 import argparse
@@ -110,8 +110,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(least: float, text: str) -> float:
-    """A number as people write them, 7.5e9; whole if `least` is, and not below it (above
-    it, for a 0.0).
+    """Read a number such as 7.5e9. If `least` is an int, the number must be whole and at least `least`.
+    If `least` is 0.0, the number must be above it.
     """
     value = float(text)
     if not math.isfinite(value) or value < least or (value == 0 and type(least) is float):
@@ -155,13 +155,13 @@ def main(words: list[str] | None = None) -> None:
     for name, (choices, text) in CHOICES.items():
         text += " (%(default)s)"
         parser.add_argument(f"--{name}", choices=choices, default=choices[0], help=text)
-    parser.add_argument("--model", choices=plans.MODELS, help="in place of --params: its exact sizes")
+    parser.add_argument("--model", choices=plans.MODELS, help="published model, in place of --params")
     parser.add_argument("--sequence-parallel", action="store_true", help="shard norms and dropout too")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--sweep", choices=["gpus"], help="a table, and OUT/planner.png")
+    kind.add_argument("--sweep", choices=["gpus"], help="print a table, and draw OUT/planner.png")
     kind.add_argument("--search", action="store_true", help=SEARCH)
-    kind.add_argument("--play", type=int, metavar="SEED", help="draw 200 runs, beside the formulas")
-    parser.add_argument("--json", action="store_true", help="the same for a program")
+    kind.add_argument("--play", type=int, metavar="SEED", help="simulate 200 runs, next to the formulas")
+    parser.add_argument("--json", action="store_true", help="print JSON for a program to read")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
     job = vars(parser.parse_args(words))
     if job["search"]:  # parse again: options that were not set are searched

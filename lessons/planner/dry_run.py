@@ -7,7 +7,7 @@ You will see every collective of a training step, and what one rank holds in mem
 runs lesson 13's own sharding code on PyTorch's "fake" backend, whose collectives move nothing, and on
 fake tensors, which have a shape but no content. The second command runs lesson 17's code, with pipeline
 stages and with rings that pass keys and values on. `--experts 64 --expert-parallel 8` adds experts.
-dry_mesh.py holds what stages and experts need. A dry run tells nothing about seconds, congestion and
+dry_mesh.py holds what stages and experts need. A dry run says nothing about seconds, congestion and
 failures.
 """
 
@@ -299,7 +299,7 @@ def read(words: list[str] | None) -> argparse.Namespace:
     option("--stage", default=0, help="the stage whose first rank is shown (%(default)s)")
     for name, size in MODEL.items():
         option(f"--{name}", default=size, help="of the model (%(default)s)")
-    parser.add_argument("--precision", choices=POLICIES, default="fp32", help="of FSDP's gathers (fp32)")
+    parser.add_argument("--precision", choices=POLICIES, default="fp32", help="of what FSDP gathers (fp32)")
     parser.add_argument("--json", action="store_true", help="print JSON for a program to read")
     given = parser.parse_args(words)
     if given.microbatches is None:
@@ -393,4 +393,4 @@ def main(words: list[str] | None = None) -> None:
 if __name__ == "__main__":
     main()
     if "triton" not in sys.modules:  # triton would report frozen objects as leaked
-        gc.freeze()  # else Python scans all of torch's objects once more at exit, which takes 0.4 s
+        gc.freeze()  # otherwise Python scans all of torch's objects once more at exit, which takes 0.4 s

@@ -23,8 +23,8 @@ def play(
     repair: float,
     drawn: random.Random,
 ) -> dict[str, float]:
-    """A job of so many seconds. Each interruption takes a machine away, for as long as it
-    is repaired, and all that was not saved; a spare takes its place, or the job waits.
+    """Simulate a job of `seconds`. Each interruption loses the unsaved progress, and a machine until
+    it is repaired. A spare takes the machine's place, or the job waits for a repair.
     """
     clock, moved, interruptions, waited = 0.0, 0.0, 0, 0.0
     back: list[float] = []  # when each machine in repair returns
@@ -49,8 +49,8 @@ def play(
 
 
 def runs(found: Plan, seed: int, count: int = RUNS) -> dict[str, Any]:
-    """As many runs of a plan, and for each figure the mean, its standard error, and what
-    the formulas say.
+    """Simulate `count` runs of a plan. Return for each figure the mean, its standard error, and the
+    formulas' result.
     """
     job, seconds = found["job"], found["days"] * formulas.DAY
     between = formulas.seconds_between_failures(job["gpus"], job["failure_rate"])

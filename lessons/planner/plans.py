@@ -1,5 +1,5 @@
-"""One job, planned: formulas.py put together for the planner, and what is assumed in
-between.
+"""Plan one job: combine the formulas of formulas.py, with assumptions where they leave something
+open.
 """
 
 import math
@@ -107,8 +107,8 @@ def divide(job: Job) -> tuple[int, int]:
 
 
 def weights_of_rank(job: Job, data: int) -> list[tuple[float, int, int]]:
-    """Of the parameters that one rank computes with: how many, how many ranks have the same,
-    and how far apart in a row these are. Experts apart, if there are several: they are
+    """How many parameters one rank computes with, how many ranks have the same parameters, and how
+    far apart in a row these ranks are. Several experts get an entry of their own, because they are
     spread over neighbouring data-parallel ranks.
     """
     each = job["tensor_parallel"] * job["pipeline"]
@@ -151,12 +151,12 @@ def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
 
 
 def data_parallel_seconds(job: Job, data: int, microbatches: int) -> float:
-    """What the data-parallel ranks send each other in a step, whether or not computation
-    hides it.
+    """Seconds in which the data-parallel ranks send in a step, whether or not computation hides
+    them.
     """
-    # Stage 3 also gathers the parameters, for each forward and each backward: in all one
-    # and a half times as much (Rajbhandari 2020, 7.2), and for each micro-batch. The
-    # others sum once a step.
+    # Stage 3 also gathers the parameters for each forward and each backward, so it sends one and a
+    # half times as much (Rajbhandari 2020, 7.2), and does so for each micro-batch. The other stages
+    # sum gradients once per step.
     times = 1.5 * microbatches if job["stage"] == 3 else 1
     network = (job["bandwidth_network"], job["latency"])
     node = {"node_bandwidth": job["bandwidth_node"], "node_latency": job["latency"]}
@@ -179,8 +179,8 @@ def link(job: Job, ranks: int) -> tuple[float, float]:
 
 
 def compute_seconds(job: Job, texts: int) -> tuple[float, float]:
-    """What a GPU computes in a step, and what of it is attention. In 8 bits the products
-    with weights run at twice the peak; attention and logits stay in 16.
+    """Seconds of computation in a step, and the seconds of attention among them. In 8 bits, products
+    with weights run at twice the peak; attention and logits stay in 16 bits.
     """
     layers, hidden, _ = guess(job)
     rate = job["gpus"] * job["peak"] * job["mfu"]
@@ -193,8 +193,8 @@ def compute_seconds(job: Job, texts: int) -> tuple[float, float]:
 
 
 def step_seconds(job: Job, data: int, microbatches: int) -> dict[str, float]:
-    """What a step takes, by part. The parts follow each other; what is hidden is not in
-    them.
+    """Seconds of a step, by part. The parts follow each other; communication that computation
+    hides is not included.
     """
     layers, hidden, heads = guess(job)
     ways, around, spread = (job[f"{name}_parallel"] for name in ("tensor", "context", "expert"))
@@ -228,10 +228,10 @@ def step_seconds(job: Job, data: int, microbatches: int) -> dict[str, float]:
 
 
 def plan(job: Job) -> Plan:
-    """All there is to say about a job: a dictionary of the planner's options, with _ for
-    -.
+    """Everything that the planner computes for a job, which is a dictionary of the planner's options,
+    with _ for -.
 
-    ValueError, with a line for the reader, if it cannot run.
+    Raises a ValueError with one line for the reader if the job cannot run.
     """
     check_experts(job)
     data, microbatches = divide(job)
@@ -270,8 +270,8 @@ def plan(job: Job) -> Plan:
 
 
 def sweep(job: Job) -> tuple[list[Plan], str]:
-    """The same job on ever more GPUs: the fewest that it divides over, doubled up to
-    job["gpus"] or until it cannot run; and why it stops.
+    """Plan a job on more and more GPUs: the fewest that it divides over, doubled up to job["gpus"] or
+    until the job cannot run. Also return the reason why the sweep stops.
     """
     ranks = math.lcm(*(job[name] for name in ("context_parallel", "expert_parallel", "replicate")))
     rows, gpus = [], job["tensor_parallel"] * job["pipeline"] * ranks

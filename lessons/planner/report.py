@@ -117,7 +117,7 @@ def table(rows: list[Plan], end: str, picture: Path) -> str:
 
 
 def draw(rows: list[Plan], folder: Path) -> Path:
-    """FOLDER/planner.png: the speed beside that of GPUs that need not talk, and where
+    """Draw FOLDER/planner.png: the speed, compared with GPUs that do not communicate, and where
     the time goes.
     """
     import matplotlib

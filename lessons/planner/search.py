@@ -61,11 +61,11 @@ def candidates(layout: Job) -> Iterator[Job]:
 
 
 def search(job: Job, most: int | None = 5) -> list[Plan]:
-    """Plans, the fastest first: of each layout the best that fits. ValueError if none does.
+    """Plans, the fastest first: of each layout the best that fits. Raises a ValueError if none does.
 
     An option of SEARCHED that is None is searched.
     """
-    plans.check_experts(job)  # or it might say that nothing fits
+    plans.check_experts(job)  # otherwise the search might report that nothing fits
     best: dict[tuple, tuple[float, Job]] = {}
     for layout in layouts(job):
         key = tuple(layout[name] for name in WAYS)

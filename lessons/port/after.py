@@ -79,7 +79,7 @@ if rank == 0 and not os.path.exists(f"{args.out}/val.pt"):
     os.makedirs(args.out, exist_ok=True)
     torch.save(draw(2000), f"{args.out}/train.pt")
     torch.save(draw(500), f"{args.out}/val.pt")
-dist.barrier()  # the others wait here until rank 0 has written the pictures
+dist.barrier()  # all ranks wait here until rank 0 has written the pictures
 
 train_set = Stripes(f"{args.out}/train.pt", None if args.no_augment else augment)
 val_set = Stripes(f"{args.out}/val.pt")
@@ -167,5 +167,5 @@ for epoch in range(first_epoch, args.epochs + 1):
 
 if rank == 0:
     print(f"best accuracy: {best:.1%}")
-ddp_model = loss = None  # they refer to the process group
+ddp_model = loss = None  # both refer to the process group
 dist.destroy_process_group()

@@ -114,5 +114,5 @@ for iteration in range(first, args.iterations):
             torch.save(checkpoint | {"iteration": iteration + 1}, f"{args.out}/iterations.new")
             os.replace(f"{args.out}/iterations.new", f"{args.out}/iterations.pt")
 
-ddp_model = loss = None  # they refer to the process group
+ddp_model = loss = None  # both refer to the process group
 dist.destroy_process_group()

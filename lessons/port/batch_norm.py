@@ -29,7 +29,7 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, values):
         if not self.training or not dist.is_initialized():
             return super().forward(values)
-        dims = [0, *range(2, values.dim())]  # all but the channels
+        dims = [0, *range(2, values.dim())]  # all dimensions except the channels
         shape = [1, -1] + [1] * (values.dim() - 2)
         count = SumOfRanks.apply(values.new_tensor(values.numel() / values.shape[1]))
         mean = SumOfRanks.apply(values.sum(dims)) / count
@@ -49,5 +49,5 @@ def convert(model, device):
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.__class__ = BatchNorm  # the parameters and buffers stay, the forward pass is another one
+            module.__class__ = BatchNorm  # keeps the parameters and buffers, but replaces the forward pass
     return model

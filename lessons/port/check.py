@@ -4,7 +4,7 @@
 
 Start it where you start your script, and give options that make a run short: two epochs of a few steps.
 torchrun runs the script on one process, on two, on two of which one is killed (SIGKILL) at a random step, and
-under two launchers, of which one loses a process. There is a line for each promise as soon as it is known:
+under two launchers, of which one loses a process. A line for each promise appears when its verdict is known:
 `ok`, `wrong` or `not seen` (nothing could be compared), with the reason and the row of lessons/pages/port.md
 that helps.
 

@@ -77,7 +77,7 @@ def begin(folder):
 
 
 def replace(owner, name, look):
-    """Let `look` stand for a function. It gets the function first, and calls it."""
+    """Replace a function by `look`, which gets the function as its first argument and calls it."""
     function = getattr(owner, name)
 
     def call(*args, **kwargs):
