@@ -47,7 +47,7 @@ def train(rank, world_size, arguments):
     config["zero_allow_untested_optimizer"] = True  # otherwise DeepSpeed refuses SGD
     config["zero_optimization"] = {
         "stage": arguments.stage,
-        "stage3_param_persistence_threshold": 0,  # otherwise weights below 100,000 numbers are not sharded
+        "stage3_param_persistence_threshold": 0,  # otherwise weights below 100,000 numbers stay gathered
         "reduce_bucket_size": 1_000_000,  # stage 3 allocates the whole bucket: by default 500 million numbers
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)

@@ -33,7 +33,7 @@ def train(rank, world_size, device, arguments):
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
-    # In fp16, a CPU would take twenty times as long.
+    # A CPU takes twenty times as long in fp16 as in fp32.
     dtype = torch.bfloat16 if device.type == "cpu" else torch.float16
     scaler = torch.amp.GradScaler(device.type)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
