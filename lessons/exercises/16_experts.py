@@ -70,7 +70,8 @@ def balancing_loss(logits, chosen):
     scores of its own tokens, but still divide by the number of all tokens. `chosen` contains the numbers of
     the experts that this process's tokens have chosen, whether the choice was dropped or not: a tensor of
     one dimension, with top_k numbers for each token, in any order. The load has no gradient, but the scores
-    do. Send only counts, always the same number of them, however many tokens there are.
+    do. Note that dividing integer tensors gives float32, which has too few digits if `logits` is float64.
+    Send only counts, always the same number of them, however many tokens there are.
     """
     raise NotImplementedError("16.2: the balancing loss")
 

@@ -106,7 +106,7 @@ def one_hot_rows():
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (one_hot(chosen, number).sum(dim=0), len(logits)))
         counts, tokens = (sum(some) for some in zip(*everyone, strict=True))
-        return number * (logits.softmax(dim=1) @ (counts / counts.sum()).to(logits.dtype)).sum() / tokens
+        return number * (logits.softmax(dim=1) @ (counts.to(logits.dtype) / counts.sum())).sum() / tokens
 
     def dispatch(x, tokens, experts, number):
         world_size = dist.get_world_size()
