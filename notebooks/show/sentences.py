@@ -4,7 +4,7 @@ SENTENCES = {
     "02_data_parallel": {
         "Lesson 02": "The name of the lesson and its command.",
         "- You will see one line": "The docstring of lesson 01 describes its output.",
-        "+ You will see lesson 01's lines": "The docstring of lesson 02 lists the six parts of a step. You "
+        "+ You will see lesson 01's losses": "The docstring of lesson 02 lists the six parts of a step. You "
         "will see them below as a timeline.",
         "from torch import nn": "`DataParallel` is in `torch.nn`.",
         "nn.DataParallel(model)": "The last of these lines wraps the model. The two lines above it print a "
@@ -14,7 +14,7 @@ SENTENCES = {
     },
     "03_ddp_spawn": {
         "Lesson 03": "The command now includes the number of processes.",
-        "- You will see lesson 01's lines": "DDP copies no model and gathers no outputs during a step.",
+        "- You will see lesson 01's losses": "DDP copies no model and gathers no outputs during a step.",
         "+ You will see lesson 01's losses": "Instead, each process keeps its copy of the model, and DDP "
         "averages the gradients.",
         "import torch.multiprocessing": "`mp` starts processes, and `dist` connects them.",
@@ -34,7 +34,7 @@ SENTENCES = {
         "processes add them up.",
         "- correct = count_correct(model,": "The processes also add up their correct answers. Only rank 0 "
         "prints the results.",
-        "- # Move to the CPU": "Only rank 0 saves, because all processes hold the same weights.",
+        "- # Move the model": "Only rank 0 saves, because all processes hold the same weights.",
         "mp.spawn(worker": "The script starts the processes and waits for them. `spawn` passes each "
         "process its rank as the first argument.",
     },
@@ -124,7 +124,7 @@ SENTENCES = {
         "torch.autocast": "`autocast` computes convolutions and matrix products in bf16. With "
         "`--precision fp32` it is disabled.",
         "no_sync()": "Each process splits its images into micro-batches.",
-        "+ # no_sync is around": "All but the last micro-batch run under `no_sync`, so DDP averages the "
+        "+ # no_sync must also": "All but the last micro-batch run under `no_sync`, so DDP averages the "
         "gradients once per step. Each loss is a sum divided by the per-process batch size, because "
         "micro-batches may have unequal sizes.",
         "--accumulate": "There is one option for accumulation and one for the precision.",
@@ -228,7 +228,7 @@ SENTENCES = {
         "+ test_loader": "Each process builds the whole model, and `parallelize_module` shards it.",
         "+ # Not foreach": "The optimizer updates parameters one by one, because only some of them are "
         "sharded.",
-        "of all images already": "All processes compute the same loss. Adding the losses up would count each "
+        "every process already has the loss of all images": "All processes compute the same loss. Adding the losses up would count each "
         "image several times.",
         "make_plan": "Before the model is saved, all processes gather its shards.",
         "+ def make_plan": "The plan begins with the layout of the activations between two blocks.",
@@ -314,7 +314,7 @@ SENTENCES = {
     },
     "14_tuning": {
         "Lesson 14": "The command. There is no launcher: you start each worker yourself.",
-        "- You will see one line an epoch": "The docstring of lesson 01 describes its output.",
+        "- You will see one line per epoch": "The docstring of lesson 01 describes its output.",
         "+ You will see one line per trial": "The docstring of lesson 14 says how workers join the search, "
         "and what a killed worker costs.",
         "from parts import tuning": "The journal, the budget and the plot are in a separate file.",
@@ -330,8 +330,6 @@ SENTENCES = {
         "batch size.",
         "- size = arguments": "`train` no longer uses test images.",
         "- optimizer = torch": "The optimizer uses the learning rate that the trial suggested.",
-        "would not change the order": "The order of the images depends on `--seed` and the epoch, so all "
-        "trials see the same order.",
         "tuning.beat": "At each step, the worker may write a heartbeat and check the budget.",
         "should_prune": "The accuracy is measured on validation images. It goes into the journal, and "
         "Optuna compares it with earlier trials.",
@@ -342,7 +340,7 @@ SENTENCES = {
     },
     "15_context_parallel": {
         "grown from lesson 13": "The command. Two processes are enough for a ring.",
-        "- You will see what it writes": "Lesson 15 writes no text.",
+        "- You will see": "Lesson 15 writes no text.",
         "from functools import partial": "`partial` gives attention its group and its order in advance.",
         "FlopCounterMode": "No matrix is sharded by columns or rows.",
         "+ from torch.distributed.tensor import DTensor": "PyTorch's own counter counts the multiply-adds.",
@@ -351,7 +349,7 @@ SENTENCES = {
         "it.",
         "positions_of": "The process determines its positions, and builds a model for longer texts than "
         "lesson 13's.",
-        "+ # In one group": "The ring gets groups of its own, so FSDP's messages do not wait for it.",
+        "+ # The ring needs": "The ring gets groups of its own, so FSDP's messages do not wait for it.",
         "few = min(60": "This lesson generates no text.",
         "with loss_parallel": "Each process has all scores of its positions, so it needs only the ordinary "
         "loss.",
@@ -421,7 +419,7 @@ SENTENCES = {
         "loss_parallel,": "The head is not sharded.",
         "one_mesh  # the other": "The separate file `one_mesh.py` checks the sizes and keeps one stage of "
         "the model. The ring is lesson 15's. Four blocks can be split into two stages or four.",
-        'at the same place in "data"': "Processes with the same coordinate in `data` read the same texts.",
+        'at the same position in "data"': "Processes with the same coordinate in `data` read the same texts.",
         "DataLoader(test_set, len": "All test texts form one batch. The schedule splits it into "
         "micro-batches of equal size.",
         "+ context_rank, context_size": "The process looks up its own positions, and builds a model for "
