@@ -119,7 +119,7 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
-    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (default: an epoch)")
+    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)

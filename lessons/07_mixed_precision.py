@@ -79,7 +79,7 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
     option("--accumulate", type=int, default=2, help="micro-batches per step (2)")
-    option("--precision", choices=("fp32", "bf16"), default="bf16", help="fp32 turns autocast off (bf16)")
+    option("--precision", choices=("fp32", "bf16"), default="bf16", help="(bf16)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)

@@ -127,8 +127,8 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
-    option("--precision", choices=("fp32", "bf16"), default="fp32", help="data type of computation (fp32)")
-    option("--checkpoint-activations", action="store_true", help="recompute large activations in backward")
+    option("--precision", choices=("fp32", "bf16"), default="fp32", help="of the computation (fp32)")
+    option("--checkpoint-activations", action="store_true", help="compute large activations twice")
     option("--offload", action="store_true", help="keep the shards in the CPU's memory")
     option("--no-reshard", action="store_true", help="keep layers gathered until backward")
     arguments = parser.parse_args()

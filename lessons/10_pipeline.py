@@ -129,7 +129,7 @@ if __name__ == "__main__":
     option = parser.add_argument
     option("--schedule", choices=kinds, default="1f1b", help="the order of the work (1f1b)")
     option("--microbatches", type=int, default=8, help="parts of a batch (8; naive: always 1)")
-    option("--timeline", action="store_true", help="record when each process works in the last step")
+    option("--timeline", action="store_true", help="record who works when in the last step")
     option("--pretend-milliseconds", type=float, default=0, help=timeline.PRETEND)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__, torch="2.13")  # in an older torch, a schedule allows one batch size

@@ -138,7 +138,7 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.set_defaults(epochs=7, lr=0.1, width=32)
-    parser.add_argument("--tensor-parallel", type=int, help="processes sharing heads (2; odd world size: 1)")
+    parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)

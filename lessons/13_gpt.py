@@ -157,7 +157,7 @@ if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
     limericks.options(parser)
-    parser.add_argument("--tensor-parallel", type=int, help="processes sharing heads (2; odd world size: 1)")
+    parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)

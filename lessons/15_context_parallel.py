@@ -161,7 +161,7 @@ if __name__ == "__main__":
     parser.set_defaults(train_size=96, test_size=12, epochs=6, batch_size=12)
     option = parser.add_argument
     option("--length", type=int, default=576, help="characters of a text (576)")
-    option("--order", choices=ORDERS, default="zigzag", help="order of the positions (zigzag)")
+    option("--order", choices=ORDERS, default="zigzag", help="of positions (zigzag)")
     option("--context-parallel", type=int, help="processes that share a text (all)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

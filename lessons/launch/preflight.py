@@ -525,7 +525,7 @@ def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     expect = "Gbit/s that a link between machines should carry: less than half is slow"
     parser.add_argument("--expect", type=float, help=expect)
-    parser.add_argument("--seconds", type=float, default=10, help="seconds to wait for a rank or a link (10)")
+    parser.add_argument("--seconds", type=float, default=10, help="to wait for a rank or a link (10)")
     parser.add_argument("--script", type=Path, help="a file that must have the same content on all machines")
     parser.add_argument("--data", type=Path, help="a folder with the same files on all machines")
     parser.add_argument("--shared", type=Path, help="a folder on a disk that all machines share")

@@ -21,7 +21,7 @@ def options(parser):
     option("--experts-per-token", type=int, default=1, help="1 or 2 (%(default)s)")
     option("--balance", type=float, default=0.01, help="weight of the balancing loss (%(default)s)")
     option("--double", action="store_true", help="compute in 64 bits, so that no two experts tie")
-    option("--capacity", type=float, help="limit per expert, as a multiple of an even load (unlimited)")
+    option("--capacity", type=float, help="most tokens of an expert, in even loads (unlimited)")
 
 
 def check(arguments):

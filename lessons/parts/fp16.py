@@ -92,8 +92,8 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
     option("--accumulate", type=int, default=2, help="micro-batches per step (2)")
-    option("--clip-norm", type=float, default=5.0, help="largest norm of the gradients (5; inf: any)")
-    option("--first-scale", type=float, default=2.0**16, help="initial scale of the loss (65536)")
+    option("--clip-norm", type=float, default=5.0, help="of the gradients (5; or inf)")
+    option("--first-scale", type=float, default=2.0**16, help="of the loss (65536)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)

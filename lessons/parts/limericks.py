@@ -24,7 +24,7 @@ def options(parser):
     """The options of a lesson that trains on limericks and writes new ones."""
     option = parser.add_argument
     option("--characters", type=int, default=LENGTH, help="length of each text that the model writes (176)")
-    option("--temperature", type=temperature, default=0.3, help="a low value prefers likely characters (0.3)")
+    option("--temperature", type=temperature, default=0.3, help="low writes what is likely (0.3)")
     options_of_training(parser)
 
 

@@ -15,18 +15,18 @@ def add(parser):
     option = group.add_argument
     option("--epochs", type=int, default=4, help="passes over the images (4)")
     option("--batch-size", type=int, default=60, help="images per step, over all ranks (60)")
-    option("--lr", type=float, default=0.1, help="highest learning rate for a batch of 60 (0.1)")
-    option("--train-size", type=int, help="images to train and validate on (digits: 3000; other data: all)")
-    option("--validation-size", type=int, help="images for choosing the best epoch (a tenth)")
+    option("--lr", type=float, default=0.1, help="highest rate, for a batch of 60 (0.1)")
+    option("--train-size", type=int, help="images to train and validate on (3000 digits; others: all)")
+    option("--validation-size", type=int, help="images that choose the best epoch (a tenth)")
     option("--width", type=int, help="channels of the first layer (8 for digits, else 64)")
-    option("--warm-up", type=float, default=0.5, help="epochs in which the learning rate rises (0.5)")
-    option("--patience", type=int, default=3, help="epochs without improvement before the run stops (3)")
+    option("--warm-up", type=float, default=0.5, help="epochs with a rising rate (0.5)")
+    option("--patience", type=int, default=3, help="epochs without a better one (3)")
     option("--workers", type=int, default=0, help="DataLoader workers per process (0)")
     option("--compile", action="store_true", help="compile the model (minutes; needs gcc)")
     double = {"dest": "dtype", "action": "store_const", "const": torch.float64, "default": torch.float32}
     option("--double", **double, help="compute in 64 bits")
     option("--profile", action="store_true", help="write a trace for ui.perfetto.dev")
-    option("--peak-tflops", type=float, help="peak TFLOP/s per process, to show the MFU")
+    option("--peak-tflops", type=float, help="peak of one process; shows MFU")
 
 
 def check(arguments):

@@ -109,9 +109,9 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("--weights", type=Path, default=Path("out/08_real_training.pt"), help="file that lesson 08 saved")
-    option("--port", type=int, default=0, help="port to listen on (a free one)")
-    option("--batch", type=int, default=32, help="most pictures in a forward pass (%(default)s)")
+    option("--weights", type=Path, default=Path("out/08_real_training.pt"), help="what lesson 08 has left")
+    option("--port", type=int, default=0, help="a free one, if not given")
+    option("--batch", type=int, default=32, help="the most pictures of a forward pass (%(default)s)")
     arguments = parser.parse_args()
     if not arguments.weights.exists():
         sys.exit(f"error: there is no {arguments.weights}: run lesson 08 first")

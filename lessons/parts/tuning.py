@@ -34,7 +34,7 @@ def options(parser):
     group = parser.add_argument_group(title, conflict_handler="resolve")
     option = group.add_argument
     option("--epochs", type=int, default=4, help="passes over the images in each trial (4)")
-    option("--lr", type=float, nargs=2, default=(0.003, 0.3), help="lowest, highest rate (0.003 0.3)")
+    option("--lr", type=float, nargs=2, default=(0.003, 0.3), help="lowest and highest (0.003 0.3)")
     sizes = (15, 30, 60, 120)
     option("--batch-size", type=int, nargs="+", default=sizes, help="batch sizes to try (15 30 60 120)")
     option("--train-size", type=int, help="images, validation included (digits: 2400; other data: all)")

@@ -155,13 +155,13 @@ def main(words: list[str] | None = None) -> None:
     for name, (choices, text) in CHOICES.items():
         text += " (%(default)s)"
         parser.add_argument(f"--{name}", choices=choices, default=choices[0], help=text)
-    parser.add_argument("--model", choices=plans.MODELS, help="published model, in place of --params")
+    parser.add_argument("--model", choices=plans.MODELS, help="in place of --params: its exact sizes")
     parser.add_argument("--sequence-parallel", action="store_true", help="shard norms and dropout too")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--sweep", choices=["gpus"], help="print a table, and draw OUT/planner.png")
+    kind.add_argument("--sweep", choices=["gpus"], help="a table, and OUT/planner.png")
     kind.add_argument("--search", action="store_true", help=SEARCH)
-    kind.add_argument("--play", type=int, metavar="SEED", help="simulate 200 runs, next to the formulas")
-    parser.add_argument("--json", action="store_true", help="print JSON for a program to read")
+    kind.add_argument("--play", type=int, metavar="SEED", help="draw 200 runs, beside the formulas")
+    parser.add_argument("--json", action="store_true", help="the same for a program")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
     job = vars(parser.parse_args(words))
     if job["search"]:  # parse again: options that were not set are searched

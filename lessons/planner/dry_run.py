@@ -299,7 +299,7 @@ def read(words: list[str] | None) -> argparse.Namespace:
     option("--stage", default=0, help="the stage whose first rank is shown (%(default)s)")
     for name, size in MODEL.items():
         option(f"--{name}", default=size, help="of the model (%(default)s)")
-    parser.add_argument("--precision", choices=POLICIES, default="fp32", help="of what FSDP gathers (fp32)")
+    parser.add_argument("--precision", choices=POLICIES, default="fp32", help="of FSDP's gathers (fp32)")
     parser.add_argument("--json", action="store_true", help="print JSON for a program to read")
     given = parser.parse_args(words)
     if given.microbatches is None:

@@ -35,8 +35,8 @@ def parser(file, description):
     option("--seed", type=int, default=0, help="seed of initial weights and image order (%(default)s)")
     option("--data", choices=DATA, default="digits", help="digits needs no download (%(default)s)")
     option("--width", type=int, default=16, help="width of the model (%(default)s)")
-    option("--train-size", type=int, help="images to train on (digits: 12000; other data: all)")
-    option("--test-size", type=int, help="images to test on (digits: 2000; other data: all)")
+    option("--train-size", type=int, help="images to train on (12000 digits; others: all)")
+    option("--test-size", type=int, help="images to test on (2000 digits; others: all)")
     option("--out", type=Path, default=Path("out"), help="folder for the files of the run (out)")
     return parser
 

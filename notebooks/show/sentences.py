@@ -228,7 +228,7 @@ SENTENCES = {
         "+ test_loader": "Each process builds the whole model, and `parallelize_module` shards it.",
         "+ # Not foreach": "The optimizer updates parameters one by one, because only some of them are "
         "sharded.",
-        "every process already has the loss of all images": "All processes compute the same loss. Adding the losses up would count each "
+        "already has the loss": "All processes compute the same loss. Adding the losses up would count each "
         "image several times.",
         "make_plan": "Before the model is saved, all processes gather its shards.",
         "+ def make_plan": "The plan begins with the layout of the activations between two blocks.",
