@@ -64,7 +64,7 @@ def train(rank, world_size, device, arguments):
         sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or all ranks draw the same numbers
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
-            if step <= done:  # trained before the snapshot, but loading it may draw random numbers
+            if step <= done:  # trained already; the batch is loaded because loading may draw random numbers
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
                 continue
             images, labels = images.to(device), labels.to(device)

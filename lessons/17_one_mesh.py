@@ -138,7 +138,7 @@ def loss_of(scores, following):
 def average_gradients(model, mesh):
     """Average over "data", where texts differ, and over "context", where positions differ."""
     for parameter in model.parameters():
-        # The shard itself, not a copy: the optimizer reads what is averaged here.
+        # Average in place: the optimizer reads this shard, not a copy of it.
         gradient = parameter.grad.to_local() if isinstance(parameter, DTensor) else parameter.grad
         for name in ("data", "context"):
             dist.all_reduce(gradient, group=mesh.get_group(name))

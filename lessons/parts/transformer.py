@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """An embedding, blocks, a norm and a head. Each lesson passes its own embedding and head.
+    """An embedding, blocks, a norm and a head. Each lesson calls it with its own embedding and head.
 
     The head predicts one label for an image, or one character for each position of a text.
     """

@@ -230,7 +230,7 @@ def spent(study, arguments):
     """
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.datetime_start]
     starts = [trial.datetime_start.timestamp() for trial in trials]
-    # Subtract before adding up: the sum of large timestamps may be off by more than a trial takes.
+    # Sum the differences: a sum of large timestamps may be rounded by more seconds than a trial takes.
     worked = [last_heard(trial) - start for trial, start in zip(trials, starts, strict=True)]
     hours = sum(worked) / 3600
     return time.time() - min(starts, default=time.time()), hours * arguments.price
