@@ -347,7 +347,9 @@ def pages():
         ROOT / "lessons/README.md": {"contents": contents()},
     }
     for lesson in LESSONS:
-        found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
+        # The page's card has the command already.
+        text = changes(lesson.path, before(lesson), "../") if before(lesson) else block(lesson.path, None)
+        found[lesson.page] = {"way": way(lesson), lesson.stem: text}
         found[lesson.page]["way on"] = way(lesson)
     first, fp16 = LESSONS[0].path, ROOT / "lessons/parts/fp16.py"
     recipe = ROOT / "lessons/recipes/mixed_precision.py"
