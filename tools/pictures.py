@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hero
 import ink
 import launcher
 import links
@@ -88,6 +89,7 @@ def ladder():
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     digits()
+    hero.draw(FOLDER / "hero.svg")
     ring(FOLDER / "ring.svg")
     links.draw(FOLDER / "links.svg")
     kinks()
