@@ -328,7 +328,7 @@ def with_diffs(notebook):
         for output in cell.get("outputs", []):
             if output.get("metadata", {}).get("rungs") == "diff":
                 shown = diff_of(cell)
-                texts = {"text/markdown": shown._repr_markdown_(), "text/plain": repr(shown).rstrip()}
+                texts = {"text/markdown": shown._repr_markdown_(), "text/plain": repr(shown).rstrip("\n")}
                 output["data"] = texts
     return notebook
 
