@@ -73,7 +73,9 @@ def test_only_nohup_and_the_option_together_survive_the_end_of_a_connection(star
     before, _, *options = words.split()
     words = {"nohup": [before, COMMAND], "option": [COMMAND, *options], "both": [before, COMMAND, *options]}
     job = ["--standalone", "--nproc-per-node", 1, PROBE, "launcher_hangs_up"]
-    result = start("", words=[*words[protection], *job]).finish()
+    # Where pytest itself was started with nohup, all that it starts would ignore the signal.
+    heed = "import os, signal as s, sys; s.signal(s.SIGHUP, s.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
+    result = start("", words=[sys.executable, "-c", heed, *words[protection], *job]).finish()
     assert result.code == {"nohup": 1, "option": -signal.SIGHUP, "both": 0}[protection], result.stderr
 
 

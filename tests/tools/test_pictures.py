@@ -38,9 +38,7 @@ def test_it_can_be_read_on_a_light_and_on_a_dark_page(path):
         style = word.get("style", "")
         is_in_a_tile = path.name == "ring.svg" and "fill: #111111" in style
         assert f"fill: {ink.INK}" in style or is_in_a_tile, f"{word.text} has a colour of its own"
-        assert "sans-serif" in style or "monospace" in style, (
-            f"{word.text}: a machine may lack its font"
-        )
+        assert "sans-serif" in style or "monospace" in style, f"{word.text}: a machine may lack its font"
     ground = ElementTree.fromstring(text).find(f".//{SVG}g[@id='patch_1']/{SVG}path")
     assert "fill: none" in ground.get("style")
 

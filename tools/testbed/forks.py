@@ -53,7 +53,7 @@ class Forks:
         """Run a command, which may fail, to its end. Nothing of it may be alive then."""
         code, left = self.run([str(word) for word in words], folder, environment or {}, limit)
         stdout, stderr = (Path(folder, name).read_text() for name in (".out", ".err"))
-        assert not left, f"still alive after the run: {left}"
+        assert not left, f"still alive after the run, or after {limit} seconds: {left}; it wrote:\n{stderr}"
         return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=Path(folder, "out"))
 
     def close(self):
