@@ -528,18 +528,19 @@ def test_no_line_of_the_memory_page_crosses_a_label(page, width):
 
 
 @pytest.mark.night
-def test_a_search_that_takes_long_says_that_it_is_at_work_and_how_long_it_took(page):
+def test_a_search_that_takes_long_says_that_it_is_at_work_and_the_old_answer_is_grey(page):
     is_there(page, "sharding")
     page.ask("""(() => {
         window.said = [];
-        const place = document.querySelector("#widget .loading");
-        new MutationObserver(() => said.push(place.textContent)).observe(place, { childList: true });
+        const [widget, place] = ["#widget", "#widget .loading"].map((one) => document.querySelector(one));
+        const note = () => said.push([place.textContent, widget.matches(".computing")]);
+        new MutationObserver(note).observe(place, { childList: true });
     })()""")
     page.ask("location.hash = 'model=mixtral-8x7b&gpus=1024&seq=131072'")
     page.until("said.length == 2", "the end of the search")
     at_work, took = page.ask("said")
-    assert at_work == "Working. Until the new answer is there, the page shows the previous one."
-    assert took.startswith("The answer took ")
+    assert at_work == ["Working.", True]
+    assert took[0].startswith("The answer took ") and not took[1]
     compare_live(page, "sharding", model="mixtral-8x7b", gpus=1024, seq=131072)
 
 

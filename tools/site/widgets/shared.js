@@ -198,7 +198,7 @@ class Python {
 
   start() {
     if (this.worker) return;
-    this.said("Loading Python (13 MB, once). Until then, the page shows the first example.");
+    this.said("Loading Python (13 MB, once).");
     this.began = performance.now();
     this.worker = new Worker(`${folder}python.js`, { type: "module" });
     this.busy = true;
@@ -229,7 +229,7 @@ class Python {
     [this.began, this.isLate] = [performance.now(), false];
     this.late = setTimeout(() => {
       this.isLate = true;
-      this.said("Working. Until the new answer is there, the page shows the previous one.");
+      this.said("Working.");
     }, 300);
   }
 
@@ -242,7 +242,7 @@ class Python {
 export function live(draw) {
   const [shown, words] = [element("div", { class: "shown" }), element("p", { role: "status" })];
   const [tables, loading] = [element("div", { class: "tables" }), element("p", { class: "loading", role: "status" })];
-  let answer = DATA.answer;
+  let [answer, late] = [DATA.answer, null];
   const python = new Python((text) => {
     if (loading.textContent !== text) loading.textContent = text; // or it would be read aloud each time
   });
@@ -250,6 +250,8 @@ export function live(draw) {
   const examples = presets(DATA.presets, (preset) => set(preset.inputs));
 
   function show(found) {
+    clearTimeout(late);
+    place.classList.remove("computing");
     answer = found;
     words.textContent = answer.said;
     tables.replaceChildren(...answer.tables.map(table));
@@ -264,7 +266,15 @@ export function live(draw) {
 
   function ask() {
     place.dataset.inputs = "";
+    clearTimeout(late);
+    late = setTimeout(old, 300);
     python.ask(inputs(), show);
+  }
+
+  // What is on the page answers another question: nobody may take it for the answer to this one.
+  function old() {
+    words.textContent = "Computing. What is grey is the answer to the question before.";
+    place.classList.add("computing");
   }
 
   place.replaceChildren(examples.all, all, copyLink(), words, shown, loading, tables, element("p", { class: "note" }, DATA.note));
