@@ -2,8 +2,8 @@
 
     python lessons/03_ddp_spawn.py --world-size 2
 
-You will see lesson 01's losses. Each process trains a copy of the model on its shard of the batch.
-During backward, DDP averages the gradients of all processes, so all copies get the same update.
+You will see lesson 01's losses. Each process trains a copy of the model on its shard of
+the batch. During backward, DDP averages the gradients, so all copies get the same update.
 """
 
 import time

@@ -1,4 +1,4 @@
-r"""Lesson 05: snapshots, so that a crash costs at most an epoch of work, not the whole run.
+r"""Lesson 05: snapshots, so that a crash costs at most one epoch, not the whole run.
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/05_snapshots.py --crash-at 3

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import workload
 
 
-@record  # otherwise torchrun's report would lack the traceback of the first process that failed
+@record  # torchrun's report then has the traceback of the first process that failed
 def train(rank, world_size, device, arguments):
     check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
@@ -79,7 +79,7 @@ def train(rank, world_size, device, arguments):
 
 
 def check_shared(folder, rank, device):
-    """Refuse separate disks: a machine that lacks rank 0's snapshot would start again at epoch 1."""
+    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:

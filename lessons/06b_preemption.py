@@ -64,7 +64,7 @@ def train(rank, world_size, device, arguments):
         sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or all ranks draw the same numbers
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
-            if step <= done:  # trained already; the batch is loaded because loading may draw random numbers
+            if step <= done:  # trained already, but loading may draw random numbers
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
                 continue
             images, labels = images.to(device), labels.to(device)
@@ -103,15 +103,15 @@ def train(rank, world_size, device, arguments):
 
 
 def settle(model, images):
-    """DDP adds gradients in a different order after its first backward pass, so run that pass now."""
-    model.eval()  # otherwise this pass would update batch norm and might draw random numbers
+    """DDP adds up in another order after its first backward pass: run that pass now."""
+    model.eval()  # leaves batch norm and the random state as they are
     model(images).sum().backward()
     model.train()
     model.zero_grad()
 
 
 def check_shared(folder, rank, device):
-    """Refuse separate disks: a machine that lacks rank 0's snapshot would start again at epoch 1."""
+    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:

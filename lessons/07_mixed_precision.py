@@ -2,9 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/07_mixed_precision.py
 
-You will see losses that agree with lesson 01's to two digits or more (with --precision fp32,
-to all printed digits). Each process splits its images into --accumulate micro-batches, and DDP
-averages gradients once per step. autocast multiplies in bf16; weights and gradients stay in fp32.
+You will see losses that agree with lesson 01's to two digits or more (with --precision
+fp32, to all printed digits). Each process splits its images into --accumulate
+micro-batches, and DDP averages gradients once per step. autocast multiplies in bf16;
+weights and gradients stay in fp32.
 """
 
 import os

@@ -4,8 +4,8 @@ r"""Lesson 08, grown from lesson 06b: a real training pipeline on several proces
         --max-restarts 3 lessons/08_real_training.py
 
 You will see a ResNet-18 learn 2,700 digits. The processes share batch norm statistics,
-augment images alike and agree on the best epoch. To see curves: tensorboard --logdir out.
-On GPUs, use --data cifar10 --epochs 30 --batch-size 480 --workers 4.
+augment images alike and agree on the best epoch. To see curves: tensorboard --logdir
+out. On GPUs, use --data cifar10 --epochs 30 --batch-size 480 --workers 4.
 """
 
 import os
@@ -46,7 +46,7 @@ def train(rank, world_size, device, arguments):
     layout = resnet.layout_for(arguments.width)
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
-    model.forward_sync_buffers = False  # synchronized batch norm already keeps the buffers equal on all ranks
+    model.forward_sync_buffers = False  # batch norm keeps them equal on all ranks
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))
@@ -79,12 +79,12 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         if epoch - best.epoch > arguments.patience:
-            break  # all processes break here or none does: a process left alone would wait forever
+            break  # all processes break here, or none: one left alone would wait
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or all ranks draw the same numbers
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
-            if step <= done:  # trained already; the batch is loaded because loading may draw random numbers
+            if step <= done:  # trained already, but loading may draw random numbers
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
                 continue
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -92,7 +92,7 @@ def train(rank, world_size, device, arguments):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            scheduler.step()  # after each step, because the warm-up may be shorter than an epoch
+            scheduler.step()  # at each step, since the warm-up is short
             board.step()
             loss_sum += loss.detach()
             stop = snapshots.agree_to_stop()
@@ -118,7 +118,7 @@ def train(rank, world_size, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
-    correct = count_correct(model.module, test_loader, device)  # only now, after all choices have been made
+    correct = count_correct(model.module, test_loader, device)  # once, at the end
     dist.all_reduce(correct)
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0:  # all ranks hold the same weights, and would write the same file
@@ -128,15 +128,15 @@ def train(rank, world_size, device, arguments):
 
 
 def settle(model, images):
-    """DDP adds gradients in a different order after its first backward pass, so run that pass now."""
-    model.eval()  # otherwise this pass would update batch norm and might draw random numbers
+    """DDP adds up in another order after its first backward pass: run that pass now."""
+    model.eval()  # leaves batch norm and the random state as they are
     model(images).sum().backward()
     model.train()
     model.zero_grad()
 
 
 def check_shared(folder, rank, device):
-    """Refuse separate disks: a machine that lacks rank 0's snapshot would start again at epoch 1."""
+    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:
@@ -148,7 +148,7 @@ def check_shared(folder, rank, device):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # otherwise each prediction would depend on the other images of the batch
+    model.eval()  # or an answer would depend on the other images of the batch
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()

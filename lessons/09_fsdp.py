@@ -2,10 +2,11 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/09_fsdp.py
 
-You will see lesson 01's losses and how many bytes each process holds. fully_shard (FSDP) gives
-each process a shard of every weight, with the shard's gradient and momentum. It gathers a layer
-just before the layer computes. The script saves a checkpoint after each epoch. If you stop the
-run and start it again on a different number of processes, it resumes from the last checkpoint.
+You will see lesson 01's losses and how many bytes each process holds. fully_shard
+(FSDP) gives each process a shard of every weight, with the shard's gradient and
+momentum. It gathers a layer just before the layer computes. The script saves a
+checkpoint after each epoch. If you stop the run and start it again on a different
+number of processes, it resumes from the last checkpoint.
 """
 
 import math
@@ -38,7 +39,7 @@ def train(rank, world_size, device, arguments):
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
-    with torch.device("meta"):  # no memory yet: the whole model may be too large for one process
+    with torch.device("meta"):  # shapes without memory: the model may be too large
         model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     shard(model, arguments, device)  # first, because the optimizer must get the shards
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
@@ -67,12 +68,12 @@ def train(rank, world_size, device, arguments):
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
-        checkpoints.save(epoch)  # a thread writes the checkpoint while training continues
+        checkpoints.save(epoch)  # a thread writes it while training continues
 
-    checkpoints.wait()  # otherwise the process group would be destroyed while the thread still writes
+    checkpoints.wait()  # otherwise the process group would end before the thread
     if first <= arguments.epochs:  # a run that resumes after the last epoch has no gradients
         report_memory(rank, world_size, model, optimizer)
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=full)
     if rank == 0:

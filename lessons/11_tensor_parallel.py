@@ -2,11 +2,12 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/11_tensor_parallel.py
 
-You will see which collectives a step needs, and then losses that are the same on 1, 2 and
-4 processes. The model is a small transformer that reads an image row by row. Each process
-holds some of the heads and neurons of every block, and computes their outputs for all images.
-Twice per block, the processes add up their results. With --sequence-parallel, each
-process also keeps only its shard of the rows outside attention and feed-forward.
+You will see which collectives a step needs, and then losses that are the same on 1, 2
+and 4 processes. The model is a small transformer that reads an image row by row. Each
+process holds some of the heads and neurons of every block, and computes their outputs
+for all images. Twice per block, the processes add up their results. With
+--sequence-parallel, each process also keeps only its shard of the rows outside
+attention and feed-forward.
 """
 
 import os
@@ -34,7 +35,7 @@ HEADS = 4
 
 
 def train(rank, world_size, device, arguments):
-    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
     # All processes load the same batch: otherwise they would silently add up results for different images.
@@ -64,7 +65,7 @@ def train(rank, world_size, device, arguments):
             optimizer.step()
             loss_sum += loss.detach()
         scheduler.step()
-        mean_loss = loss_sum.item() / len(train_loader)  # every process already has the loss of all images
+        mean_loss = loss_sum.item() / len(train_loader)  # of all images already
         seconds = time.perf_counter() - start
 
         correct = count_correct(model, test_loader, device)
@@ -72,14 +73,14 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
 
 
 def make_plan(sequence_parallel):
-    """Shard the columns of one matrix and the rows of the next: no message is needed between the two."""
+    """Columns of one matrix, then rows of the next: nothing travels between the two."""
     replicated = Replicate()  # the whole tensor, on every process
     by_position = Shard(1)  # each process has some of the positions
     between = by_position if sequence_parallel else replicated  # the layout between two blocks
@@ -94,7 +95,7 @@ def make_plan(sequence_parallel):
         "blocks.*.feed_forward.down": RowwiseParallel(output_layouts=between),
     }
     if sequence_parallel:
-        # A norm works on one position at a time. optimizer.step() adds up its gradients over all processes.
+        # A norm works on one position at a time. optimizer.step() adds up its gradients.
         plan["blocks.*.*_norm"] = SequenceParallel()
         plan["norm"] = SequenceParallel()
         plan["blocks.0"] = PrepareModuleInput(

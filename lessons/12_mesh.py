@@ -2,11 +2,12 @@
 
     torchrun --standalone --nproc-per-node 4 lessons/12_mesh.py
 
-You will see which collectives a step needs, and then lesson 11's losses. The four processes form a
-2 x 2 mesh. Along its "tensor" dimension, two processes split heads and neurons as in lesson 11, and
-read the same images. Along its "data" dimension, two processes read different images, and FSDP shards
-the weights of their heads and neurons as in lesson 09. Collectives whose names begin with an underscore
-are FSDP's and run over "data". The other collectives are lesson 11's and run over "tensor".
+You will see which collectives a step needs, and then lesson 11's losses. The four
+processes form a 2 x 2 mesh. Along its "tensor" dimension, two processes split heads and
+neurons as in lesson 11, and read the same images. Along its "data" dimension, two
+processes read different images, and FSDP shards the weights of their heads and neurons
+as in lesson 09. Collectives whose names begin with an underscore are FSDP's and run
+over "data". The other collectives are lesson 11's and run over "tensor".
 """
 
 import os
@@ -34,7 +35,7 @@ HEADS = 4
 
 
 def train(rank, mesh, device, arguments):
-    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
     # Not rank and world_size: processes that share matrices must read the same images.
@@ -74,7 +75,7 @@ def train(rank, mesh, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     for part in (*model.blocks, model):
         part.unshard()  # gathers over "data" only, so the part is still sharded as in lesson 11
     weights = {name: gather(value) for name, value in model.named_parameters()}
@@ -92,7 +93,7 @@ def shard(model, mesh):
 
 
 def make_plan():
-    """Shard the columns of one matrix and the rows of the next: no message is needed between the two."""
+    """Columns of one matrix, then rows of the next: nothing travels between the two."""
     replicated = Replicate()  # the whole tensor, on every process
     return {
         # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.

@@ -37,7 +37,7 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
     # Not rank and world_size: processes that share matrices must read the same texts.
@@ -89,7 +89,7 @@ def train(rank, mesh, device, arguments):
         snapshots.save(epoch + 1, done, loss_sum)
 
     limericks.write("after training", arguments.characters, model, characters, device, arguments)
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     for part in (*model.blocks, model):
         part.unshard()  # gathers over "data" only, so the part is still sharded as in lesson 11
     weights = {name: gather(value) for name, value in model.named_parameters()}
@@ -116,7 +116,7 @@ def shard(model, mesh, **options):  # options of fully_shard, such as dry_run.py
 
 
 def make_plan():
-    """Shard the columns of one matrix and the rows of the next: no message is needed between the two."""
+    """Columns of one matrix, then rows of the next: nothing travels between the two."""
     replicated = Replicate()  # the whole tensor, on every process
     return {
         "embedding.table": ColwiseParallel(output_layouts=replicated),

@@ -2,10 +2,11 @@
 
     python lessons/14_tuning.py
 
-You will see one line per trial: learning rate, batch size, accuracy. This process is one worker.
-To add a worker to the search, start the same command in a second terminal, with another GPU in
-CUDA_VISIBLE_DEVICES, or on another machine that shares this disk. After a minute, all workers stop
-and one of them tests the best model. A killed worker loses only its trial; torchrun would stop them all.
+You will see one line per trial: learning rate, batch size, accuracy. This process is
+one worker. To add a worker to the search, start the same command in a second terminal,
+with another GPU in CUDA_VISIBLE_DEVICES, or on another machine that shares this disk.
+After a minute, all workers stop and one of them tests the best model. A killed worker
+loses only its trial; torchrun would stop them all.
 """
 
 import time

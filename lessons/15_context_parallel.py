@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/15_context_parallel.py
 
-You will see how much attention work each process has for two orders of the positions, and
-then the same losses as on one process. Each process holds some positions of every text. Keys
-and values travel around a ring until every query has attended to all earlier keys.
+You will see how much attention work each process has for two orders of the positions,
+and then the same losses as on one process. Each process holds some positions of every
+text. Keys and values travel around a ring until every query has met all earlier keys.
 """
 
 import os
@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import workload
 from parts import limericks
-from parts.ring_attention import ORDERS, positions_of, ring_attention  # the other half of this lesson
+from parts.ring_attention import ORDERS, positions_of, ring_attention  # the other half
 from parts.sharded_snapshot import Snapshots
 from parts.transformer import Transformer
 
@@ -33,7 +33,7 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Each process shards its own copy of the weights, so all processes need the same seed.
+    # Each process cuts its shards from its own weights, so all need the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
     # Not rank and world_size: processes that share a text must load the same text.
@@ -47,7 +47,7 @@ def train(rank, mesh, device, arguments):
     context_rank, context_size = mesh["context"].get_local_rank(), mesh["context"].size()
     positions = positions_of(context_rank, context_size, arguments.order, arguments.length).to(device)
     model = build_model(len(characters), arguments.length, arguments.width).to(device)
-    # The ring needs its own group: in a shared group, NCCL would run FSDP's messages after the ring's.
+    # In one group with the ring, NCCL would run FSDP's messages after the ring's.
     ring = workload.make_mesh(device, data=data_size, context=context_size).get_group("context")
     shard(model, mesh, ring, arguments.order)
     compare_orders(rank, mesh, ring, device, arguments)
@@ -87,7 +87,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         snapshots.save(epoch + 1, done, loss_sum)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -95,11 +95,11 @@ def train(rank, mesh, device, arguments):
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
     """A transformer that predicts the next character at each position of a text."""
-    embedding = nn.Embedding(characters, hidden)  # lesson 13's also mixes in earlier characters
+    embedding = nn.Embedding(characters, hidden)  # each character by itself
     head = nn.Linear(hidden, characters, bias=False)  # with a bias, FSDP would warn about a view
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
-    nn.init.normal_(embedding.weight, std=0.02)  # with larger values, the model would learn more slowly
+    nn.init.normal_(embedding.weight, std=0.02)  # larger values learn more slowly
     return model
 
 

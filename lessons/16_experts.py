@@ -29,7 +29,7 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
     world_size = mesh.size()
@@ -84,7 +84,7 @@ def train(rank, mesh, device, arguments):
         snapshots.save(epoch + 1, done, loss_sum)
 
     limericks.write("after training", arguments.characters, model, characters, device, arguments)
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")

@@ -2,9 +2,10 @@
 
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
-You will see the sizes of the mesh, and then the same losses as on one process. Eight processes
-form two stages, and each stage holds half of the blocks. A stage consists of two pairs of
-processes: each pair has half of the positions, and each process holds half of every matrix.
+You will see the sizes of the mesh, and then the same losses as on one process. Eight
+processes form two stages, and each stage holds half of the blocks. A stage consists of
+two pairs of processes: each pair has half of the positions, and each process holds half
+of every matrix.
 """
 
 import os
@@ -36,7 +37,7 @@ HEADS, LAYERS = 4, 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
     # Not rank and world_size: processes at the same position in "data" must read the same texts.
@@ -79,13 +80,13 @@ def train(rank, mesh, device, arguments):
         seconds = time.perf_counter() - start
 
         correct = count_correct(schedule, test_loader, positions, device)
-        for name in ("pipeline", "context"):  # not "data", because all processes test on all texts
+        for name in ("pipeline", "context"):  # not "data": all test on all texts
             dist.all_reduce(correct, group=mesh.get_group(name))
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / test_set.labels.numel(), speed)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     weights = one_mesh.gather_stages(weights, mesh)
     if rank == 0:
@@ -94,24 +95,24 @@ def train(rank, mesh, device, arguments):
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=LAYERS):
     """A transformer that predicts the next character at each position of a text."""
-    embedding = nn.Embedding(characters, hidden)  # lesson 13's also mixes in earlier characters
+    embedding = nn.Embedding(characters, hidden)  # each character by itself
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
-    nn.init.normal_(embedding.weight, std=0.02)  # with larger values, the model would learn more slowly
+    nn.init.normal_(embedding.weight, std=0.02)  # larger values learn more slowly
     return model
 
 
 def shard(model, mesh):
-    """Shard matrices over "tensor", positions over "context" and blocks over "pipeline"."""
+    """Matrices over "tensor", positions over "context", blocks over "pipeline"."""
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         block.attention.attend = partial(ring_attention, group=mesh.get_group("context"), order="zigzag")
-    one_mesh.keep_stage(model, mesh)  # last, because the plan needs the blocks of all stages
+    one_mesh.keep_stage(model, mesh)  # last: the plan looks for all blocks
 
 
 def make_plan():
-    """Shard the columns of one matrix and the rows of the next: no message is needed between the two."""
+    """Columns of one matrix, then rows of the next: nothing travels between the two."""
     replicated = Replicate()  # the whole tensor, on every process
     return {
         # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.

@@ -78,7 +78,7 @@ class Experts(nn.Module):
         experts = torch.arange(self.count, device=chosen.device)
         counts = gather((chosen[:, None] == experts).sum(dim=0))
         self.weigh(counts, chances)
-        counts = counts.cpu()  # waits for the GPU, because the CPU needs the sizes of the messages
+        counts = counts.cpu()  # a wait, because the CPU needs the sizes of the messages
         if self.capacity:
             order, counts = self.drop(order, counts)
         answers = self.exchange(tokens[order % len(tokens)], counts)

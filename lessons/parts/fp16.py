@@ -2,9 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/parts/fp16.py
 
-The losses match lesson 01's to two digits or more. The last line says how many steps were
-clipped and skipped. Gradients below 3e-8 would be 0 in fp16, so the scaler multiplies the
-loss. If a gradient overflows, all ranks skip that step, because they see the same average.
+The losses match lesson 01's to two digits or more. The last line says how many steps
+were clipped and skipped. Gradients below 3e-8 would be 0 in fp16, so the scaler
+multiplies the loss. If a gradient overflows, all ranks skip that step, because they see
+the same average.
 """
 
 import os

@@ -138,7 +138,7 @@ class Snapshots:
                 os.fsync(file.fileno())  # without it, a power cut after the rename could leave an empty file
                 temporary.replace(path)
                 self.keep_two()
-        # Without this barrier, other processes would wait in an all-reduce, which fails after `time_limit`.
+        # Otherwise, they would wait in an all-reduce, which fails after `time_limit`.
         dist.barrier(group=self.writing)
 
     def find_newest(self):

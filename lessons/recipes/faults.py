@@ -2,9 +2,9 @@ r"""The cost of failures: if all groups restart, and if only the failed group re
 
     python lessons/recipes/faults.py
 
-A simulation, failure by failure. A full restart stops all groups and repeats the steps since
-the last snapshot. Without a full restart, the other groups lose a step and go on while
-the group that failed is away. Change the numbers with the options: see --help.
+A simulation, failure by failure. A full restart stops all groups and repeats the steps
+since the last snapshot. Without a full restart, the other groups lose a step and go on
+while the group that failed is away. Change the numbers with the options: see --help.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def full_restart(hours, between, snapshot_every, restart, drawn):
         if clock >= hours:
             kept += trained
             break
-        kept += trained - trained % snapshot_every  # the steps since the last snapshot are repeated
+        kept += trained - trained % snapshot_every  # the rest is repeated
         clock += restart
     return kept / hours
 
@@ -42,7 +42,7 @@ def main():
     # Llama 3: 419 unplanned interruptions in 54 days on 16,384 GPUs.
     option("--failures", type=float, default=419 / 54 / 16.384, help="failures per 1,000 GPUs and day (0.47)")
     option("--groups", type=int, default=16, help="replica groups (16)")
-    option("--snapshot-minutes", type=float, default=30, help="minutes between snapshots (30)")
+    option("--snapshot-minutes", type=float, default=30, help="between snapshots (30)")
     option("--restart-minutes", type=float, default=10, help="minutes that a restart takes (10)")
     option("--step-seconds", type=float, default=10, help="seconds that a step takes (10)")
     option("--days", type=float, default=2000, help="days to simulate (2000)")

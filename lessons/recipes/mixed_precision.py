@@ -4,8 +4,8 @@ r"""Lesson 08 in bf16 or fp16, with the scaler's state in its snapshots.
         --max-restarts 3 lessons/recipes/mixed_precision.py --precision fp16
 
 The last line says how many steps were skipped and what the scale is. With --crash-at 3,
-the run is killed and resumes. With --forget-scaler as well, the snapshots lack the scaler's
-state: there is no error, but the resumed run skips steps that it should take.
+the run is killed and resumes. With --forget-scaler as well, the snapshots lack the
+scaler's state: there is no error, but the resumed run skips steps that it should take.
 """
 
 import os
@@ -50,7 +50,7 @@ def train(rank, world_size, device, arguments):
     layout = resnet.layout_for(arguments.width)
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
-    model.forward_sync_buffers = False  # synchronized batch norm already keeps the buffers equal on all ranks
+    model.forward_sync_buffers = False  # batch norm keeps them equal on all ranks
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))
@@ -88,12 +88,12 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         if epoch - best.epoch > arguments.patience:
-            break  # all processes break here or none does: a process left alone would wait forever
+            break  # all processes break here, or none: one left alone would wait
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or all ranks draw the same numbers
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
-            if step <= done:  # trained already; the batch is loaded because loading may draw random numbers
+            if step <= done:  # trained already, but loading may draw random numbers
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
                 continue
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -107,7 +107,7 @@ def train(rank, world_size, device, arguments):
             if scale < before:
                 skipped += 1
             else:
-                scheduler.step()  # after each step, because the warm-up may be shorter than an epoch
+                scheduler.step()  # at each step, since the warm-up is short
             board.step()
             loss_sum += loss.detach()
             stop = snapshots.agree_to_stop()
@@ -133,7 +133,7 @@ def train(rank, world_size, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
-    correct = count_correct(model.module, test_loader, device)  # only now, after all choices have been made
+    correct = count_correct(model.module, test_loader, device)  # once, at the end
     dist.all_reduce(correct)
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0 and fp16:
@@ -152,15 +152,15 @@ class FloatSyncBatchNorm(resnet.SyncBatchNorm):
 
 
 def settle(model, images):
-    """DDP adds gradients in a different order after its first backward pass, so run that pass now."""
-    model.eval()  # otherwise this pass would update batch norm and might draw random numbers
+    """DDP adds up in another order after its first backward pass: run that pass now."""
+    model.eval()  # leaves batch norm and the random state as they are
     model(images).sum().backward()
     model.train()
     model.zero_grad()
 
 
 def check_shared(folder, rank, device):
-    """Refuse separate disks: a machine that lacks rank 0's snapshot would start again at epoch 1."""
+    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:
@@ -172,7 +172,7 @@ def check_shared(folder, rank, device):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # otherwise each prediction would depend on the other images of the batch
+    model.eval()  # or an answer would depend on the other images of the batch
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
@@ -188,7 +188,7 @@ if __name__ == "__main__":
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     parser.add_argument("--precision", choices=TYPES, default="bf16", help="data type of autocast (bf16)")
     parser.add_argument("--first-scale", type=float, default=2.0**16, help="initial scale for fp16 (65536)")
-    parser.add_argument("--forget-scaler", action="store_true", help="do not save the scaler's state")
+    parser.add_argument("--forget-scaler", action="store_true", help="do not save it")
     options.add(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

@@ -2,9 +2,9 @@ r"""Lesson 04's job with images from shard files: each process opens only its ow
 
     torchrun --standalone --nproc-per-node 2 lessons/recipes/streaming.py
 
-The losses are the same on 1, 2, 3, 4, 6 and 12 processes with any number of workers. With
---stop-after 150, the run ends after 150 steps; the same command without this option resumes
-it, and opens only unfinished shards.
+The losses are the same on 1, 2, 3, 4, 6 and 12 processes with any number of workers.
+With --stop-after 150, the run ends after 150 steps; the same command without this
+option resumes it, and opens only unfinished shards.
 """
 
 import os

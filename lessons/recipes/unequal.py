@@ -2,10 +2,10 @@ r"""GPUs of different speeds: faster GPUs get more images, and every image count
 
     torchrun --standalone --nproc-per-node 2 lessons/recipes/unequal.py --speeds 3 1
 
-The losses equal those of one process. With --split equal, all processes get the same number
-of images, so all wait for the slow one. --mean-of-means is the mistake: each process uses
-the mean loss of its own images, so images of a slow process count more. The speeds are
-simulated.
+The losses equal those of one process. With --split equal, all processes get the same
+number of images, so all wait for the slow one. --mean-of-means is the mistake: each
+process uses the mean loss of its own images, so images of a slow process count more.
+The speeds are simulated.
 """
 
 import os

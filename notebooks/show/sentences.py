@@ -228,7 +228,7 @@ SENTENCES = {
         "+ test_loader": "Each process builds the whole model, and `parallelize_module` shards it.",
         "+ # Not foreach": "The optimizer updates parameters one by one, because only some of them are "
         "sharded.",
-        "already has the loss": "All processes compute the same loss. Adding the losses up would count each "
+        "of all images already": "All processes compute the same loss. Adding the losses up would count each "
         "image several times.",
         "make_plan": "Before the model is saved, all processes gather its shards.",
         "+ def make_plan": "The plan begins with the layout of the activations between two blocks.",
@@ -349,7 +349,7 @@ SENTENCES = {
         "it.",
         "positions_of": "The process determines its positions, and builds a model for longer texts than "
         "lesson 13's.",
-        "+ # The ring needs": "The ring gets groups of its own, so FSDP's messages do not wait for it.",
+        "+ # In one group": "The ring gets groups of its own, so FSDP's messages do not wait for it.",
         "few = min(60": "This lesson generates no text.",
         "with loss_parallel": "Each process has all scores of its positions, so it needs only the ordinary "
         "loss.",
