@@ -6,7 +6,8 @@
 | calls | 1b: saves over a snapshot, and over what a killed save has left; 3a: a training that has ended |
 | names of files | 1a, 1b, 2b: files of other runs, also those that differ only in the last suffix |
 | parts | 2a: momentum, a buffer, a scheduler, a fourth part |
-| no snapshot, half of one, one of another model | 2b |
+| no snapshot, half of one, an empty one, one of another model | 2b |
+| losses that rise | 3a |
 | dtype, memory layout, frozen, missing gradients, tied | what state_dict() has: torch.save keeps it |
 | container, train or eval, sizes, seeds | the functions have none |
 """
@@ -151,12 +152,17 @@ def put_back(student, me, given):
 
 
 def load_useless(student, me, given):
-    """What load does with a snapshot that is cut short, and with one of another model."""
+    """What load does with a snapshot that is cut short or empty, and with ones of other models."""
     snapshot, found = path_of(me, "useless"), {}
     student.save(snapshot, trained(given), len(given["history"]), 0)
     whole = snapshot.read_bytes()
-    cut, other = (whole[:-200], Model(given["state"])), (whole, nn.Linear(6, 3))
-    for words, (content, model) in {"is cut short": cut, "is of another model": other}.items():
+    cases = {
+        "is cut short": (whole[:-200], Model(given["state"])),
+        "is an empty file": (b"", Model(given["state"])),
+        "is of another model": (whole, nn.Linear(6, 3)),
+        "is of a model whose weights have other names": (whole, nn.Sequential(Model(given["state"]))),
+    }
+    for words, (content, model) in cases.items():
         snapshot.write_bytes(content)
         try:
             found[words] = f"returns {student.load(snapshot, parts_of(model))!r}"
@@ -177,7 +183,7 @@ def train(student, me, given):
             parts["optimizer"].zero_grad()
             losses[-1].backward()
             parts["optimizer"].step()
-        return sum(losses).item() / len(losses)
+        return sum(losses).item() / len(losses) + 10 * epoch  # rising: the best epoch is not the last
 
     try:
         losses = student.train(path_of(me, given["disk"]), parts, train_epoch, 4, me.rank)
@@ -382,9 +388,9 @@ def test_2b_no_snapshot_or_half_of_one():
 
 
 def test_2b_a_snapshot_that_is_of_no_use():
-    """The snapshot is cut short, or it is of another model"""
+    """The snapshot is cut short, or an empty file, or of another model"""
     for words, came in run(load_useless, [until(a_history(), 2)], disk=True)[0].items():
-        wanted = "an error: after a 1, train would overwrite the snapshot"
+        wanted = "an error: otherwise, train would overwrite the snapshot"
         require(came == "raises", f"if the snapshot {words}, load {came}", wanted)
 
 
@@ -409,7 +415,7 @@ class Training:
                 model.load_state_dict(weights)
                 sums += torch.stack(losses).detach()
             for losses, total in zip(self.losses, sums, strict=True):
-                losses[epoch] = total.item() / 3
+                losses[epoch] = total.item() / 3 + 10 * epoch
         self.end = weights
 
     def jobs(self, disk, after=0, die_in=None):
@@ -444,7 +450,7 @@ class Training:
 
 
 def test_3a_one_curve():
-    training, words = Training(), "2 processes train 4 epochs"
+    training, words = Training(), "2 processes train 4 epochs with rising losses"
     tried(f"{words}, and neither is killed")
     training.goes_on_to_its_end("whole")
     # Also in an epoch after one with an odd number: every second epoch is not every epoch.
