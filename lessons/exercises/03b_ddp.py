@@ -28,8 +28,8 @@ then also fills up first. Put a parameter into the current bucket unless the buc
 than `bucket_bytes`. In that case, start a new bucket. (A parameter larger than `bucket_bytes` gets its own
 bucket.) Parameters that are frozen when the wrapper is made belong to no bucket, and no bucket is empty.
 If all are frozen, there is no bucket. A parameter that is frozen later has no gradient from then on. All
-parameters have the same dtype, and any memory format, such as channels_last. There are no sparse gradients,
-such as those of `nn.Embedding(sparse=True)`.
+parameters have the same dtype (buffers may have other dtypes), and any memory format, such as channels_last.
+There are no sparse gradients, such as those of `nn.Embedding(sparse=True)`.
 
 DDP itself differs in two ways. It closes a bucket once the bucket has reached its limit, so a bucket may
 exceed it. And after the first step it rebuilds the buckets in the order in which the gradients arrived.
