@@ -9,7 +9,7 @@ Weights and losses are compared with those of one process in float64, files with
 | sizes | 3a: a smaller last batch; 5a, 6a: images left over; 10a: uneven parts, fewer images than processes |
 | seeds | 5a, 6a: 0 and others |
 | names | 8a: plain names; 9a: a missing weight, an unknown one, one under another name |
-| machines | 11a: as many devices on each, and other numbers |
+| machines | 7a to 9a: a second one; 11a: as many devices on each, and other numbers |
 | dtype, memory layout, container, train or eval, frozen, missing gradients, tied | nothing is promised |
 """
 
@@ -86,6 +86,7 @@ def loader(student, me, given):
 def save(student, me, given):
     """Save what each rank has. Each has a path of its own, as on machines that share no disk: whoever writes
     can be seen by it."""
+    os.environ.update(given["environment"])
     model = nn.parallel.DistributedDataParallel(Model(given["state"]))
     with torch.no_grad():  # DDP has given all ranks the weights of rank 0
         for name, weight in model.module.named_parameters():
@@ -287,9 +288,11 @@ def alone(body, given, student=False):
 
 def saved(world_size):
     """Snapshots by ranks whose weights differ. What is in the file is read without the student's code."""
-    tried(f"{so_many(world_size, 'process')}, each with its own weights and path, call save")
+    words = f"{world_size} processes, the last one on a second machine, each with its own weights and path"
+    tried(f"{words}, call save")
     epoch, states = int(integers(1, 10_000, 1)), [parameters() for _ in range(world_size)]
-    run(save, [{"state": state, "epoch": epoch} for state in states], disk=True)
+    facts = zip(states, environments(world_size - 1, 1), strict=True)
+    run(save, [{"state": one, "epoch": epoch, "environment": told} for one, told in facts], disk=True)
     came = alone(look, None)
     others = [rank for rank in came["writers"] if rank != "0"]
     written = f"a file was written by process {' and process '.join(others)}"
