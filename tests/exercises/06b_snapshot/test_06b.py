@@ -368,6 +368,7 @@ def test_1a_two_newest_snapshots():
     folders = [f"{number} saves" for number in range(1, 6)] + ["6 saves [some not mine]"]
     names = ["notes.txt", "best.snapshot", "snapshot.tmp", "temporary", "tmp", "unfinished", "notes~"]
     names += [".part", f"{name_of(3)}.2.refused", f"old-{name_of(7)}"]
+    names += ["best.temporary", "best.temp", "best.new", "best.part"]
     others = dict.fromkeys(names, b"mine")
     others[f"{name_of(3)}.refused"] = b"precious"
     old = {"step-old.snapshot": b"no snapshot of any step"}  # it may go or stay
