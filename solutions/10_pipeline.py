@@ -18,8 +18,8 @@ three stages and four micro-batches, the schedules are, in short (F2 is ("forwar
     1f1b, stage 1         F0 F1 B0 F2 B1 F3 B2 B3
     1f1b, stage 2         F0 B0 F1 B1 F2 B2 F3 B3
 
-Part 5 does not depend on the other parts, because it is given its schedules. Do not change a schedule that
-you are given, and do not use torch.distributed.pipelining in any part.
+Part 5 does not depend on the other parts, because it is given its schedules. Do not change a schedule or any
+other list that you are given, and do not use torch.distributed.pipelining in any part.
 
     10.1 (1 point)   GPipe: all forwards, then all backwards
     10.2 (3 points)  1F1B: each backward as soon as possible

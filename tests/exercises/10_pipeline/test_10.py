@@ -9,6 +9,7 @@
 | memory layout | 5a: an output that is a transposed view |
 | missing gradients | 5b: none from before; 5a, 5c, 5d: added to those from before |
 | sizes | 5a: another width on each stage |
+| arguments left alone | 1a to 4b; 5a: a second call with the same ones |
 | dtypes, micro-batches of different sizes, tied parameters, a second batch | excluded by the docstring |
 | modes, seeds | the functions know none |
 """
@@ -27,14 +28,16 @@ from torch import nn
 
 
 def ask(student, me, given):
-    """What a function gives for each of several cases; None for a ValueError."""
-    function, found = getattr(student, given["function"]), []
+    """What a function gives for each of several cases; None for a ValueError. And what it changed."""
+    function, found, changed = getattr(student, given["function"]), [], []
     for case in given["cases"]:
+        arguments = pairs(case)
         try:
-            found.append(function(*(pairs(one) if isinstance(one, list) else one for one in case)))
+            found.append(function(*arguments))
         except ValueError:
             found.append(None)
-    return found
+        changed += [] if arguments == pairs(case) else [str(arguments)]
+    return {"found": found, "changed": changed}
 
 
 def pairs(value):
@@ -106,7 +109,11 @@ def stage(student, me, given):
 
 
 def answers(function, cases):
-    return run(ask, [{"function": function, "cases": cases}], group=False)[0]
+    came = run(ask, [{"function": function, "cases": cases}], group=False)[0]
+    changed = "".join(came["changed"][:1])
+    words = f"{function} changes what it is given: after a call, its arguments are {changed:.150}"
+    require(not changed, words, "lists that stay as they were")
+    return came["found"]
 
 
 def gpipe(stage, stages, microbatches):
