@@ -4,8 +4,8 @@ r"""Lesson 08, grown from lesson 06b: a real training pipeline on several proces
         --max-restarts 3 lessons/08_real_training.py
 
 You will see a ResNet-18 learn 2,700 digits. The processes share batch norm statistics,
-augment images alike and agree on the best epoch. To see curves: tensorboard --logdir
-out. On GPUs, use --data cifar10 --epochs 30 --batch-size 480 --workers 4.
+augment images alike and agree on the best epoch. For curves: tensorboard --logdir out.
+On GPUs, use --data cifar10 --epochs 30 --batch-size 480 --workers 4.
 """
 
 import os

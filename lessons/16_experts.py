@@ -36,7 +36,7 @@ def train(rank, mesh, device, arguments):
     sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All ranks test on all texts: if one rank had a batch more than another, its experts would hang.
+    # All ranks test on all texts: a rank with a batch more would wait forever for the others' experts.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = build_model(len(characters), hidden=arguments.width).to(device)
