@@ -22,7 +22,8 @@ html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
 html_show_copyright = False
-copybutton_selector = "div.code pre, div.highlight-sh pre"  # what a cell shows is not to be copied
+# What a cell shows is not to be copied.
+copybutton_selector = "div.code pre, div.highlight-sh pre, blockquote div.highlight-python pre"
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 
