@@ -579,6 +579,20 @@ def test_whatever_a_page_has_can_be_used_with_the_keyboard(page):
     assert page.ask(f"{one('.sidebar-search')}.checkVisibility({{ visibilityProperty: true }})") is False
 
 
+def test_groups_of_the_sidebar_can_be_opened_and_closed(page):
+    page.look(1280)
+    page.open("lessons/pages/04.html")
+    group = (
+        "(one) => [one.textContent, one.ariaExpanded, one.parentElement.nextElementSibling.checkVisibility()]"
+    )
+    groups = every(".sidebar-tree .caption button")
+    opened = [["Lessons", "true", True], ["Look up", "true", True], ["Try", "false", False]]
+    assert page.ask(f"{groups}.map({group})")[:3] == opened
+    page.ask(f"{groups}.forEach((one) => one.click())")
+    closed = [["Lessons", "false", False], ["Look up", "false", False], ["Try", "true", True]]
+    assert page.ask(f"{groups}.map({group})")[:3] == closed
+
+
 def test_keys_turn_pages_and_search_and_scroll_what_is_wide(page):
     page.look(400)
     page.open("lessons/pages/04.html")
@@ -670,8 +684,11 @@ def test_every_page_opens_and_everybody_can_read_it(whole, page_of_the_whole, pa
 
 
 @pytest.mark.long
-def test_the_search_finds_a_word_of_the_code(page_of_the_whole):
+def test_the_search_finds_a_word_of_the_code_and_a_message(page_of_the_whole):
     page = page_of_the_whole
+    page.open("search.html?q=out+of+memory")
+    first = one("#search-results li a")
+    page.until(f"{first}?.getAttribute('href').includes('pages/errors.html')", "the page of errors, first")
     page.open("search.html?q=set_epoch")
     found = f"{every('#search-results li a')}.map((link) => link.getAttribute('href'))"
     page.until(f"{found}.length", "results")

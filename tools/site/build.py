@@ -73,8 +73,8 @@ def prepare(folder: Path, chosen: list[str]):
             else:
                 page = sources.exercise if sources.is_exercise(path) else sources.file
                 book.write(path.with_name(path.name + ".md"), page(path))
-    for name in ("conf.py", "site.css", "site.js", "favicon.svg"):
-        book.write(name if name == "conf.py" else f"static/{name}", (HERE / "theme" / name).read_text())
+    for name in ("conf.py", "scorer.js", "static/site.css", "static/site.js", "static/favicon.svg"):
+        book.write(name, (HERE / "theme" / PurePosixPath(name).name).read_text())
     for path in (ROOT / "lessons/pictures").iterdir():
         book.write(path.relative_to(ROOT), path.read_bytes())
     for name in home.PICTURES:  # the builder does not look for pictures in HTML

@@ -6,6 +6,7 @@ order of the other pages.
 
 import difflib
 import re
+import textwrap
 import tomllib
 
 import lessons
@@ -18,8 +19,13 @@ from widgets import diff
 
 EXERCISES = PurePosixPath("lessons/exercises")
 PARTS = tomllib.loads((ROOT / "tools/site/theme/navigation.toml").read_text())
-NAMES = {"README.md": "README"}  # else a page is listed by its title, which is the home page's
-PICTURES = ("kill.png", "ring.svg")  # of the home page's cards
+NAMES = {  # else a page is listed by its title
+    "README.md": "README",
+    "lessons/pages/errors.md": "Error messages",
+    "lessons/pages/words.md": "Glossary",
+    "tools/bench/README.md": "Benchmarks",
+}
+PICTURES = ("kill.png",)  # of the home page's cards
 SHORTEST = ("01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode")
 
 
@@ -97,6 +103,7 @@ def home(book) -> str:
         page = book.page_of(path)
         return str(page.with_suffix(".html")) if page else ""
 
+    book.write("static/ring.svg", one_step((ROOT / "lessons/pictures/ring.svg").read_text()))
     return rendered(
         book,
         "home",
@@ -128,8 +135,15 @@ def curve(planner, model="Llama 3 405B", gpus="16,384") -> dict:
     }
 
 
+def one_step(ring):
+    """Of the picture of the ring: its row with the first step of reduce-scatter and of all-gather."""
+    size = 'width="302.4pt" height="449.28pt" viewBox="0 0 302.4 449.28"'
+    assert size in ring, "the picture of the ring has another size: look where its second row is now"
+    return ring.replace(size, 'viewBox="0 129 302.4 105"')
+
+
 def changed_lines(before="01_single_gpu", after="03_ddp_spawn", most=11):
-    """The shorter of the changes between two lessons, docstrings left out: class, sign and line."""
+    """The shorter of the changes between two lessons, without docstrings and imports: class, sign, line."""
     texts = [lessons.get(stem).path.read_text() for stem in (before, after)]
     spans = [{line for span in diff.docstrings(text) for line in range(*span)} for text in texts]
     one, other = (text.splitlines() for text in texts)
@@ -138,14 +152,17 @@ def changed_lines(before="01_single_gpu", after="03_ddp_spawn", most=11):
         if kind == "replace" and max(high - low, end - start) <= 3:
             found += [("gone", "-", one[at]) for at in range(low, high) if at not in spans[0]]
             found += [("come", "+", other[at]) for at in range(start, end) if at not in spans[1]]
-    return [row for row in found if row[2].strip()][:most]
+    found = [row for row in found if row[2].startswith(" ") and row[2].strip()][:most]
+    lines = textwrap.dedent("\n".join(line for *_, line in found)).splitlines()
+    return [(*row[:2], line) for row, line in zip(found, lines, strict=True)]
 
 
 def navigation(book) -> str:
     """What the theme shows at the side, in the order in which pages follow one another."""
     pages = [book.page_of(page_of(lesson)) for lesson in lessons.LESSONS if page_of(lesson) in book.pages]
     rows = [row for row in lessons.OTHER_NOTEBOOKS if notebook_page(row) in book.pages]
-    found = {"Lessons": pages, "Planning": [f"{row.title} </notebooks/{row.stem}.md>" for row in rows]}
+    found = {"Lessons": pages, "Look up": []}
+    found["Planning"] = [f"{row.title} </notebooks/{row.stem}.md>" for row in rows]
     found["Try"] = [f"widgets/{name}.md" for name in book.widgets]
     for caption, paths in PARTS.items():
         there = [path for path in paths if PurePosixPath(path) in book.pages or path == "syllabus.md"]

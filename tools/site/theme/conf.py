@@ -1,6 +1,7 @@
 """Sphinx reads this beside the sources that build.py has written."""
 
 import html
+from pathlib import Path
 
 from docutils import nodes
 
@@ -18,6 +19,7 @@ html_js_files = [("site.js", {"defer": "defer"})]
 # A shortcut of one letter would be in the way of those who speak to their machine: site.js has Ctrl+K.
 html_theme_options = {"navigation_with_keys": True, "enable_search_shortcuts": False}
 smartquotes = False  # it makes one dash of the two of an option: --no-reshard, copied, would fail
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

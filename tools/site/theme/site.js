@@ -107,6 +107,21 @@ addEventListener("keydown", (event) => {
   box.focus();
 });
 
+// The groups of the sidebar can be closed. The lessons, what people look up, and this page's group are open.
+[...document.querySelectorAll(".sidebar-tree > .caption")].forEach((caption, at) => {
+  const pages = caption.nextElementSibling;
+  const button = document.createElement("button");
+  const set = (isOpen) => {
+    pages.hidden = !isOpen;
+    button.setAttribute("aria-expanded", isOpen);
+  };
+  button.type = "button";
+  button.textContent = caption.textContent.trim();
+  caption.replaceChildren(button);
+  button.addEventListener("click", () => set(pages.hidden));
+  set(at < 2 || pages.querySelector(".current") !== null);
+});
+
 // The theme opens its menus by labels, which only a mouse or a finger can press.
 for (const label of document.querySelectorAll("label[for]:not(.overlay)")) {
   const box = document.getElementById(label.htmlFor);
