@@ -82,7 +82,10 @@ def average(student, me, given):
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         found.append({name: grad if grad is None else grad.clone() for name, grad in gradients.items()})
     changed = [name for name, tensor in others.items() if not tensor.equal(weights[name])]
-    return {"gradients": found, "changed": changed}
+    waited = {call["number"] for call in me.calls if call["phase"] == "waited"}
+    handles = [call for call in me.calls if call["phase"] == "begin" and call["asynchronous"]]
+    left = [f"{one['event']} ({one['where']})" for one in handles if one["number"] not in waited]
+    return {"gradients": found, "changed": changed, "left": left if waited else []}
 
 
 # ---- what is drawn, and what is right
@@ -168,6 +171,8 @@ def check_average(*steps, apart=False, **options):
     ]
     ranks = run(average, jobs)
     for rank, came in enumerate(ranks):
+        what = f"on rank {rank}, average_gradients waits for some of its exchanges only, and not for"
+        require(not came["left"], f"{what} {(came['left'] or [''])[0]}", "wait() for each handle")
         for number, gradients in enumerate(steps):
             call = f" (call {number + 1})" if len(steps) > 1 else ""
             for name in SHAPES:

@@ -557,17 +557,20 @@ def test_4a_and_keeps_its_shard_only():
 def test_4b_and_continues_from_it(world_size, name, options):
     tried(
         f"{world_size} processes take a step of {name}, then load the state of one optimizer whose options"
-        " were changed"
+        " were changed, and which had a learning-rate scheduler"
     )
     about = {"optimizer": name, "options": options, "groups": grouped(lr=0.03)}
-    given = drawn(steps=2, changes=[[1, 0, "lr", 0.2], [1, 1, "weight_decay", 0.4]], **about)
+    given = drawn(steps=2, gamma=0.6, changes=[[1, 0, "lr", 0.2], [1, 1, "weight_decay", 0.4]], **about)
     given["gradients"][0][5] = given["gradients"][1][5] = None
     weights, optimizer = unsharded(given)
     later = drawn(
         steps=2, state=single(optimizer.state_dict()), before=[floats(*shape) for shape in SHAPES], **about
     )
     later["weights"] = [weight.float() for weight in weights[-1]]
-    check_train(later, world_size, not_loaded(later))
+    ranks, optimizer = check_train(later | {"whole": True}, world_size, not_loaded(later))
+    # A scheduler has added initial_lr: without it, no scheduler can go on in a new process.
+    groups, numbers = (one["param_groups"] for one in (ranks[0]["whole"], optimizer.state_dict()))
+    check_groups("param_groups{} after load_state_dict() and 2 steps", groups, numbers, optimizer)
 
 
 def not_loaded(given):

@@ -349,11 +349,14 @@ def shifted(tensors, by):
 
 
 def test_2b_large_scores():
-    """attend with scores near 300, then near -300, then near both"""
+    """attend with scores near 300, then near -300, then near both, in two ways"""
     every = list(range(6))
     cases = [(f" with scores near {by}", shifted(attended(text(6)), by), every, every) for by in (300, -300)]
-    (query, *both), signs = shifted(attended(text(6)), 300), torch.tensor([1.0, -1.0] * 3)[:, None]
-    cases.append((" with scores near 300 and near -300 in turn", (query * signs, *both), every, every))
+    (query, key, value), signs = shifted(attended(text(6)), 300), torch.tensor([1.0, -1.0] * 3)[:, None]
+    cases.append((" with scores near 300 and near -300 in turn", (query * signs, key, value), every, every))
+    # A later key does not count, but its score may be far above all others.
+    largest = key * torch.tensor([-1.0] * 5 + [1.0])[:, None]
+    cases.append((" with scores near -300, except for the last key", (query, largest, value), every, every))
     check_attend(*cases, relative=1e-3)
 
 
@@ -555,7 +558,7 @@ def backward_mistakes(given, right, name, rank, world_size):
     return wrong
 
 
-RINGS = [(2, 2, ""), (3, 4, ", of float64"), (4, 2, ", with scores near 300"), (1, 1, "")]
+RINGS = [(2, 2, ""), (3, 4, ", of float64"), (4, 2, ", with scores near 300 and -300"), (1, 1, "")]
 
 
 def check_ring(world_size, shared, kind, relative, **more):
@@ -569,6 +572,7 @@ def check_ring(world_size, shared, kind, relative, **more):
         given, relative = {name: one.double() for name, one in given.items()}, relative * 1e-5
     if "300" in kind:
         given |= dict(zip(NAMES, shifted(attended(given), 300), strict=True))
+        given["key"][..., 0:2, :] *= -1  # the first queries have later keys whose scores are far larger
         relative *= 50
     check_around(given, world_size, relative, **more)
 
