@@ -9,7 +9,7 @@
 | order | 2a: positions in any order |
 | heads | 2d, 4a, 5a: 6 for 1, 2 and 6 heads of keys, 4 for 4, 2 and 1 |
 | sizes | 1a, 4a, 5a: chunks of one position; 2a: more keys than queries |
-| numbers | 2b, 3b, 4a, 5a: scores near 300; 2b, 3b: near -300, 2b also both; 2c, 3b: no keys; 4d, 5c: NaN |
+| numbers | 2b, 3b, 4a, 5a: scores near 300; 2b, 3b: -300; 2b, 4a, 5a: both; 2c, 3b: no keys; 4d, 5c: NaN |
 | arguments left alone | 2a to 2d, 3b, 4a, 5a |
 | shards of different sizes, no keys at all | excluded by the docstring |
 | calls, modes, seeds, missing gradients | the functions keep nothing, and have none |

@@ -380,8 +380,7 @@ def test_1b_equal_logits():
     few, more = integers(0, 3, 12, 4).float(), integers(0, 2, 20, 6).float()
     far = distinct(5, 4) * 400  # only one expert's softmax is not 0 then, but no logits are equal
     cases = [(few, 1, None), (more, 2, None), (torch.zeros(3, 5), 2, None), (far, 2, None)]
-    words = "12 tokens, 4 experts, top_k 1, then 20, 6, 2, where many logits are equal; then all equal; then\
- far apart"
+    words = "12 tokens, 4 experts, top_k 1, and 20, 6, 2, where many logits are equal; all equal; far apart"
     check_routes(cases, words)
 
 

@@ -33,7 +33,8 @@ def is_at_work(thread):
 def settle():
     """Hand memory that is free back to the system, or it would be counted as used.
 
-    A call of torch.distributed may return before gloo's thread has let go of the tensors that it sent.
+    A call of torch.distributed may return before gloo's thread has let go of the tensors that it sent. For
+    that, the thread needs Python's lock, which this one gives up while it sleeps, and then a core.
     """
     gc.collect()
     threads = Path("/proc/self/task")  # Linux has it
