@@ -175,7 +175,10 @@ class Run:
         }
         paths = filter(None, [str(inside), environment.get("PYTHONPATH")])
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(temporary)}
-        environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCHDYNAMO_DISABLE": "1"}
+        environment |= {"TORCHDYNAMO_DISABLE": "1"}
+        # A restart needs a new store. Without restarts, torchrun's own store is safer: for a new one it first
+        # looks for a free port, which another program may take before rank 0 listens there.
+        environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if kill else {}
         environment |= {"PORT_EXACT": "1"} if exact else {}
         environment |= {"PORT_STEPS": str(arguments.steps)} if arguments.steps else {}
         environment |= {"PORT_KILL": f"{kill[0]} {kill[1]} {self.folder}/killed"} if kill else {}
@@ -569,8 +572,9 @@ def same_after_kill(folder, arguments, many, runs):
     if many.failed or total < 2:
         return unseen("the run without a kill must take at least two steps")
     final = many.steps(0)[-1]["weights"]
+    earliest = max(total // 2, first_write(many) + 1)  # a kill before the first snapshot says little about it
     for name, launchers in (("kill", 1), ("two launchers", 2)):
-        rank, step = random.randrange(many.world_size), random.randint(max(1, total // 2), total - 1)
+        rank, step = random.randrange(many.world_size), random.randint(min(earliest, total - 1), total - 1)
         run = Run(folder, arguments, name, kill=(rank, step), launchers=launchers)
         runs.append(run)
         words.append(
@@ -592,6 +596,17 @@ def same_after_kill(folder, arguments, many, runs):
         words[-1] += f", and the run {where}"
     row = "snapshots-for-your-script" if "began again" in words[0] else ""
     return "ok", "; ".join(words), row
+
+
+def first_write(many):
+    """After how many steps a process has written its first file of the training, or 0 if none has."""
+    counts = []
+    for rank in many.ranks:
+        kinds = [seen["kind"] for seen in many.ranks[rank]]
+        begin = kinds.index("step") if "step" in kinds else len(kinds)
+        if "file" in kinds[begin:]:
+            counts.append(kinds[: kinds.index("file", begin)].count("step"))
+    return min(counts, default=0)
 
 
 def same_collectives(runs):
