@@ -957,10 +957,17 @@ def test_the_table_of_the_kinds_of_parallelism_says_what_the_planner_says(capsys
         assert bool(lesson.strip()) != kind.strip().startswith("not "), kind
 
 
+def test_the_speedup_by_tensor_parallelism_is_what_the_planner_says(capsys):
+    section = (ROOT / "lessons/pages/11.md").read_text().split("computes an example")[1].split("<!--")[0]
+    said = re.findall(r"`([^`]+)`", section)
+    assert len(said) == 5
+    check_quoted(said, capsys)
+
+
 def test_when_not_to_distribute_is_what_the_planner_says(capsys):
     """In the lists below the table."""
     section = (ROOT / "lessons/README.md").read_text().split("**When not to distribute at all.**")[1]
     lines = [line for line in section.splitlines() if line.startswith("- ")]
     said = [text for line in lines for text in re.findall(r"`([^`]+)`", line)]
-    assert len(lines) == 11 and sum(text.startswith("--params") for text in said) == 12
+    assert len(lines) == 13 and sum(text.startswith("--params") for text in said) == 16
     check_quoted(said, capsys)
