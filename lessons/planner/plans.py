@@ -76,8 +76,8 @@ def divide(job: Job) -> tuple[int, int]:
     copy = job["tensor_parallel"] * job["pipeline"] * job["context_parallel"]
     if job["gpus"] % copy:
         raise ValueError(
-            f"{job['gpus']} GPUs do not divide by {copy}, which one copy of the model takes: "
-            f"take {math.ceil(job['gpus'] / copy) * copy}, for instance"
+            f"one copy of the model takes {copy} GPUs, so --gpus must be a multiple of {copy}, "
+            f"such as {math.ceil(job['gpus'] / copy) * copy}"
         )
     data, texts = job["gpus"] // copy, job["batch_tokens"] // job["seq"]
     ranks = data * job["context_parallel"]
@@ -90,10 +90,11 @@ def divide(job: Job) -> tuple[int, int]:
     if job["seq"] % job["context_parallel"]:
         raise ValueError(f"{job['seq']} tokens do not divide by --context-parallel {job['context_parallel']}")
     if texts < data * job["micro_batch"]:
+        least = data * job["micro_batch"] * job["seq"]
         raise ValueError(
             f"a step of {job['batch_tokens']:,} tokens has {texts:,} texts of {job['seq']:,}, too few for "
-            f"{data:,} data-parallel ranks: take --batch-tokens {data * job['micro_batch'] * job['seq']} "
-            "(a model may learn less from as many tokens), or more GPUs for each copy of the model"
+            f"{data:,} data-parallel ranks: --batch-tokens must be at least {least} (a model may then learn "
+            "less per token), or each copy of the model must take more GPUs"
         )
     microbatches = math.ceil(texts / data / job["micro_batch"])
     rounds = max(1, microbatches // job["pipeline"])

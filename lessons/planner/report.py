@@ -56,7 +56,7 @@ def text(found: Plan) -> str:
     return "\n".join(
         [
             f"a transformer of {count(job['params'])} parameters, {shape}",
-            f"{job['gpus']:,} GPUs: {ways}\n",
+            f"{job['gpus']:,} GPU{'s' * (job['gpus'] > 1)}: {ways}\n",
             f"fits: {fits} {verdict}",
             *(line(name, f"{size / 1e9:,.2f} GB") for name, size in memory.items()),
             f"\na step: {duration(whole)}, {job['texts']:,} texts of {job['seq']:,} tokens",

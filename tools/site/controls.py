@@ -8,7 +8,6 @@ sys.path.append(str(ROOT / "lessons"))  # for what imports the planner after thi
 RECOMPUTE = {"none": "none", "selective": "attention only (selective)", "full": "all layers (full)"}
 NETWORK = [[one * 1e9, f"{8 * one:g} Gb/s"] for one in (1.25, 12.5, 25, 50, 100)]  # bytes a second
 PRICES = [[one, f"${one:g}"] for one in (1, 1.5, 2, 3, 4, 6)]
-MEMORY = {one * 1e9: f"{one} GB" for one in (24, 80, 141)}
 
 
 def control(name, label, values, start, kind="slider"):
@@ -20,8 +19,17 @@ def choice(name, label, words, start):
     return control(name, label, [[*pair] for pair in words.items()], start, "choice")
 
 
+def typed(name, label, suggestions, start):
+    """A number of billions that a reader types, with some to choose from. Without a start it may be empty."""
+    values = [[one and one * 1e9, f"{one or ''}"] for one in suggestions]
+    return control(name, label, values, start, "typed")
+
+
 def powers(*exponents):
     return [[2**one, f"{2**one:,}"] for one in exponents]
+
+
+MEMORY = typed("memory", "memory per GPU, in GB", (24, 80, 141), 80e9)
 
 
 def stacked(sizes, whole):

@@ -15,19 +15,20 @@ FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "rep
 FILES["tools/site/models.py"] = ()
 GPUS = (24e9, 80e9, 141e9)  # bytes
 CONTROLS = [
-    choice("model", "model", {name: name for name in models.MODELS}, "a GPT of 7.5 billion"),
-    control("gpus", "GPUs", powers(*range(15)), 64),
+    choice("model", "model", {name: name for name in models.MODELS}, "GPT-2 XL, 1.6 billion"),
+    control("gpus", "GPUs", powers(*range(15)), 4),
     control("tensor_parallel", "tensor-parallel size", powers(*range(4)), 1),
     control("micro_batch", "micro-batch size", powers(*range(5)), 1),
     control("seq", "sequence length", powers(*range(9, 16)), 2048),
     choice("recompute", "activation checkpointing", RECOMPUTE, "selective"),
 ]
 PRESETS = {
-    "7.5 billion on 64 GPUs": {},
+    "1.6 billion on 4 GPUs": {},
+    "7.5 billion on 64 GPUs": {"model": "a GPT of 7.5 billion", "gpus": 64},
     "Llama 3 8B on one node": {"model": "Llama 3 8B", "gpus": 8, "recompute": "full"},
-    "Llama 3 70B on 64 GPUs": {"model": "Llama 3 70B", "tensor_parallel": 8},
+    "Llama 3 70B on 64 GPUs": {"model": "Llama 3 70B", "gpus": 64, "tensor_parallel": 8},
     "GPT-3 on 1,024 GPUs": {"model": "GPT-3, 175 billion", "gpus": 1024, "tensor_parallel": 8},
-    "32,768-token sequences": {"model": "Llama 3 8B", "seq": 32768, "recompute": "full"},
+    "32,768-token sequences": {"model": "Llama 3 8B", "gpus": 64, "seq": 32768, "recompute": "full"},
 }
 NOTE = (
     "Estimates from the planner's formulas, for 16-bit training with Adam: each parameter takes 2 bytes, its "

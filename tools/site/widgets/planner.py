@@ -4,7 +4,7 @@ import math
 import re
 
 import models
-from controls import MEMORY, NETWORK, PRICES, RECOMPUTE, choice, control, powers, stacked
+from controls import MEMORY, NETWORK, PRICES, RECOMPUTE, choice, control, powers, stacked, typed
 from planner import plans, report
 
 TITLE = "The planner"
@@ -18,25 +18,28 @@ FILES["tools/site/models.py"] = ()
 PARTS = ("parameters", "gradients", "optimizer", "activations")
 STAGES = {0: "0 (DDP)", 1: "1", 2: "2", 3: "3 (FSDP)"}
 CONTROLS = [
-    choice("model", "model", {name: name for name in models.MODELS}, "a GPT of 7.5 billion"),
-    control("gpus", "GPUs", powers(*range(15)), 64),
-    choice("memory", "memory per GPU", MEMORY, 80e9),
+    choice("model", "model", {name: name for name in models.MODELS}, "GPT-2 XL, 1.6 billion"),
+    typed("params", "or your own, in billions of parameters", (None, 0.35, 3, 13), None),
+    control("gpus", "GPUs", powers(*range(15)), 4),
+    MEMORY,
     control("tensor_parallel", "tensor-parallel size", powers(*range(4)), 1),
     control("pipeline", "pipeline stages", powers(*range(5)), 1),
-    control("stage", "ZeRO stage", [[*pair] for pair in STAGES.items()], 1),
-    control("batch_tokens", "tokens per step", powers(*range(19, 27)), 2**24),
+    control("stage", "ZeRO stage", [[*pair] for pair in STAGES.items()], 0),
+    control("batch_tokens", "tokens per step", powers(*range(17, 27)), 2**19),
     control("micro_batch", "micro-batch size", powers(*range(5)), 1),
     choice("recompute", "activation checkpointing", RECOMPUTE, "selective"),
     control("bandwidth_network", "network bandwidth", NETWORK, 50e9),
     control("price_per_hour", "price per GPU-hour", PRICES, 3),
 ]
-LARGE = {"tensor_parallel": 8, "batch_tokens": 2**24}
+ON_64 = {"gpus": 64, "stage": 1, "batch_tokens": 2**24}
+LARGE = ON_64 | {"tensor_parallel": 8}
 PRESETS = {
-    "7.5 billion on 64 GPUs": {},
-    "Llama 3 8B, slow network": {"model": "Llama 3 8B", "stage": 3, "bandwidth_network": 1.25e9},
-    "Llama 3 70B on 1,024 GPUs": {"model": "Llama 3 70B", "gpus": 1024} | LARGE,
-    "Llama 3 405B on 16,384 GPUs": {"model": "Llama 3 405B", "gpus": 2**14, "pipeline": 16} | LARGE,
-    "too large: 30 billion, DDP": {"model": "a GPT of 30 billion", "stage": 0},
+    "1.6 billion on 4 GPUs": {},
+    "7.5 billion on 64 GPUs": {"model": "a GPT of 7.5 billion"} | ON_64,
+    "Llama 3 8B, slow network": {"model": "Llama 3 8B"} | ON_64 | {"stage": 3, "bandwidth_network": 1.25e9},
+    "Llama 3 70B on 1,024 GPUs": {"model": "Llama 3 70B"} | LARGE | {"gpus": 1024},
+    "Llama 3 405B on 16,384 GPUs": {"model": "Llama 3 405B"} | LARGE | {"gpus": 2**14, "pipeline": 16},
+    "too large: 30 billion, DDP": {"model": "a GPT of 30 billion"} | ON_64 | {"stage": 0},
 }
 NOTE = (
     "Everything else has the defaults of python lessons/planner: H100s that reach half of their peak, 2,048 "
@@ -51,7 +54,7 @@ def answer(**inputs):
     try:
         one = plans.plan(job)
     except ValueError as error:
-        found["said"] = f"No plan: {error}."
+        found["said"] = f"No plan: {in_words(error)}."
     else:
         found |= plan(one, inputs)
     try:
@@ -60,8 +63,14 @@ def answer(**inputs):
         return found
     found |= curve(rows, inputs["gpus"])
     found["tables"] += [sweep(rows, inputs["gpus"])]
-    found["end"] = f"The sweep stops here: {end}." if end else ""
+    found["end"] = f"The sweep stops here: {in_words(end)}." if end else ""
     return found
+
+
+def in_words(error):
+    """An error of the planner's command, with the words of this page for its options."""
+    words = {"gpus": "the number of GPUs"} | {one["name"]: one["label"] for one in CONTROLS[3:]}
+    return re.sub(r"--([a-z-]+)", lambda found: words.get(found[1].replace("-", "_"), found[0]), str(error))
 
 
 def plan(one, inputs):

@@ -15,7 +15,7 @@ NAMES = ("formulas", "plans", "report", "search", "measured", "__main__")
 FILES = {f"lessons/planner/{name}.py": () for name in NAMES} | {"tools/site/models.py": ()}
 MODELS = {name: name for name in plans.MODELS}
 MODELS |= {params: f"a GPT of {report.count(params)}" for params in (7.5e9, 1.75e11, 1e12)}
-HEADS = {"texts": "micro-batch", "again": "checkpointing", "a step": "step time"}  # else the command's own
+HEADS = {"texts": "micro-batch", "again": "check\u00adpointing", "a step": "step time"}  # else the command's own
 MOST = 5  # that the command prints
 
 
@@ -28,7 +28,7 @@ CONTROLS = [
     control("gpus", "GPUs", powers(*range(15)), 2**14),
     control("seq", "sequence length", powers(*range(11, 18)), 8192),
     control("batch_tokens", "tokens per step", powers(*range(19, 28)), 2**24),
-    choice("memory", "memory per GPU", MEMORY, 80e9),
+    MEMORY,
     control("bandwidth_node", "bandwidth in a node", speeds(32, 64, 150, 300, 450, 900), 450e9),
     control("bandwidth_network", "network bandwidth", NETWORK, 50e9),
     control("price_per_hour", "price per GPU-hour", PRICES, 3),

@@ -148,6 +148,12 @@ function control({ name, label, kind, values, start }) {
     select.value = position;
     return { label: labelled(label, select), input: select };
   }
+  if (kind === "typed") {
+    const list = element("datalist", { id: `${name}-values` }, ...values.map(([, words]) => element("option", { value: words })));
+    const limits = start === null ? { placeholder: "as the model" } : { required: "" };
+    const input = element("input", { type: "number", name, min: 0.001, max: 9999, step: "any", list: list.id, ...limits });
+    return { label: labelled(label, input, list), input };
+  }
   const slider = element("input", { type: "range", name, min: 0, max: values.length - 1, step: 1, value: position });
   const output = element("output", {}, "");
   const say = () => {
@@ -160,28 +166,39 @@ function control({ name, label, kind, values, start }) {
   return { label: labelled(label, slider, output), input: slider };
 }
 
+// What a control is set to, and to set it. A number is typed in billions, and may be left out.
+function valueOf({ kind, values, input }) {
+  if (kind !== "typed") return values[input.value][0];
+  return input.value === "" ? null : Math.round(input.value * 1e9);
+}
+
+function setTo({ kind, values, input }, chosen) {
+  const position = values.findIndex(([value]) => String(value) === String(chosen));
+  if (kind === "typed") input.value = chosen === null ? "" : Number((chosen / 1e9).toPrecision(12));
+  else if (position >= 0) input.value = position;
+  input.say?.();
+}
+
 // The controls of DATA, with their values in the page's address, so that a link leads to what one sees.
 function form(changed) {
   const made = DATA.controls.map((one) => ({ ...one, ...control(one) }));
-  const inputs = () => Object.fromEntries(made.map((one) => [one.name, one.values[one.input.value][0]]));
+  const inputs = () => Object.fromEntries(made.map((one) => [one.name, valueOf(one)]));
+  for (const one of made) if (one.kind === "typed") setTo(one, one.start);
   function fromAddress() {
     const said = new URLSearchParams(location.hash.slice(1));
     for (const one of made) {
-      const at = one.values.findIndex(([value]) => String(value) === said.get(one.name));
-      if (at >= 0) one.input.value = at;
-      one.input.say?.();
+      if (said.has(one.name)) setTo(one, one.kind === "typed" ? Number(said.get(one.name)) || one.start : said.get(one.name));
+      else if (one.start === null) setTo(one, null);
     }
     return said.size > 0;
   }
   function set(inputs) {
-    for (const one of made) {
-      one.input.value = one.values.findIndex(([value]) => value === inputs[one.name]);
-      one.input.say?.();
-    }
+    for (const one of made) setTo(one, inputs[one.name]);
     toAddress();
   }
   function toAddress() {
-    history.replaceState(null, "", `#${new URLSearchParams(inputs())}`);
+    const said = Object.entries(inputs()).filter(([, value]) => value !== null);
+    history.replaceState(null, "", `#${new URLSearchParams(said)}`);
     changed();
   }
   for (const one of made) one.input.addEventListener("input", toAddress);
@@ -267,6 +284,9 @@ export function live(draw) {
   function ask() {
     place.dataset.inputs = "";
     clearTimeout(late);
+    const wrong = all.querySelector("input:invalid");
+    if (wrong) words.textContent = `${wrong.closest("label").firstChild.textContent}: type a number, such as ${wrong.list.options[1].value}.`;
+    if (wrong) return;
     late = setTimeout(old, 300);
     python.ask(inputs(), show);
   }
