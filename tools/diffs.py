@@ -255,15 +255,27 @@ def badges(stem, address=lessons.ADDRESS):
     )
 
 
-WORDS_A_MINUTE, SECONDS_A_PICTURE = 200, 12  # of somebody who reads to understand
+WORDS_A_MINUTE = 200  # of somebody who reads to understand
+SECONDS = {"picture": 12, "line of code": 2, "line of a diff": 2, "question": 30}
 
 
 def minutes_to_read(notebook) -> int:
     prose = " ".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     prose = re.sub(r"(?s)<!-- (.*?): .*?<!-- end of \1 -->", "", prose)  # nobody reads the way
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
-    return round(len(prose.split()) / WORDS_A_MINUTE + pictures * SECONDS_A_PICTURE / 60)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.get("id") != "fetch"]
+    shown = [cell.source for cell in code if "hide-input" not in cell.metadata.get("tags", [])]
+    diffs = [output for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
+    numbers = {
+        "picture": sum("image/png" in output.get("data", {}) for output in outputs),
+        "line of code": sum(bool(line.strip()) for source in shown for line in source.splitlines()),
+        "line of a diff": len(
+            re.findall(r"(?m)^[-+ ] ", "".join(one["data"]["text/markdown"] for one in diffs))
+        ),
+        "question": prose.count("**Predict"),
+    }
+    seconds = sum(SECONDS[what] * number for what, number in numbers.items())
+    return round(len(prose.split()) / WORDS_A_MINUTE + seconds / 60)
 
 
 def full_name(row: Notebook) -> str:

@@ -59,7 +59,8 @@ def execute(path, where=FOLDER, **environment):
 
 
 def tidy(notebook, seconds):
-    """Drop what is not for a reader: when a cell ran, and widgets, which need a kernel behind them."""
+    """Drop what is not for a reader: when a cell ran, and widgets, which need a kernel behind them. In
+    JupyterLab, as on the site, the code of cells with the tag "hide-input" is folded."""
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -67,10 +68,14 @@ def tidy(notebook, seconds):
     }
     for cell in notebook.cells:
         cell.metadata = {name: value for name, value in cell.metadata.items() if name == "tags"}
+        if "hide-input" in cell.metadata.get("tags", []):
+            cell.metadata["jupyter"] = {"source_hidden": True}
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
             for output in [one for one in cell.outputs if one["output_type"] == "execute_result"]:
                 output["metadata"] = {}
+            for output in [one for one in cell.outputs if one.get("metadata", {}).get("rungs") == "diff"]:
+                output["data"].pop("text/html", None)  # only JupyterLab shows its colours
     return notebook
 
 
@@ -173,7 +178,8 @@ def hard_to_read(notebook):
     for number, cell in enumerate(notebook.cells, 1):
         outputs = cell.get("outputs", [])
         is_written_here = cell.get("id") != "fetch" and "hide-input" not in cell.metadata.get("tags", [])
-        if cell.cell_type == "code" and is_written_here:
+        is_file = cell.source.startswith("%%writefile")  # its lines are shown, and the next cell runs them
+        if cell.cell_type == "code" and is_written_here and not is_file:
             waiting += len(cell.source.splitlines())
         if waiting > CODE:
             found.append(f"cell {number}: {waiting} lines of code before anything is seen, more than {CODE}")

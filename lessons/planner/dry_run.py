@@ -271,8 +271,8 @@ def show(found: dict[str, Any]) -> None:
     mesh = " x ".join(f"{name} {size:,}" for name, size in found["mesh"].items())
     rank = f"rank {found['rank']:,}"
     print(f"{found['parameters']:,} parameters on {mesh} ranks.\nA step of {rank}:\n")
-    print("when      collective     over       ranks  dtype     times    bytes each      bytes sent")
-    line = "{when:9} {kind:14} {dimension:9}{ranks:7,}  {dtype:9}{times:6,}{bytes:14,}{all:16,}"
+    print("when      collective     over      ranks  dtype    times  bytes each     bytes sent")
+    line = "{when:9} {kind:14} {dimension:9}{ranks:6,}  {dtype:8}{times:6,}{bytes:12,}{all:15,}"
     for row in found["collectives"]:
         print(line.format(all=row["times"] * row["sent"], **row))
     print("\nBytes each: the larger of one rank's input and output. Bytes sent: all times together.")

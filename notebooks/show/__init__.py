@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from IPython import get_ipython
+from IPython.utils.io import capture_output
 
 from show.folders import INSIDE, LESSONS, ROOT
 from show.pictures import (
@@ -50,7 +52,20 @@ def start(name):
     shutil.rmtree(out, ignore_errors=True)  # a lesson would go on from the snapshot of the time before
     out.mkdir(parents=True)
     plt.rcParams.update(STYLE)
+    if get_ipython():
+        write_files_silently()
     return out
+
+
+def write_files_silently():
+    """%%writefile prints "Writing ..." below a cell whose first line already names the file."""
+    write = get_ipython().find_cell_magic("writefile")
+
+    def write_silently(line, cell):
+        with capture_output():
+            write(line, cell)
+
+    get_ipython().register_magic_function(write_silently, "cell", "writefile")
 
 
 def curve(out, stem):

@@ -129,10 +129,10 @@ def draw_timelines(runs, numbers=True):
     grid[-1].set_xlabel("ms")
     kinds = {"forward": BLUE, "backward": ORANGE}
     if any(values["stages"] > values["world_size"] for values in runs.values()):
-        kinds |= {"forward, 2nd stage": SKY, "backward, 2nd": YELLOW}
+        kinds |= {"forward, 2nd stage": SKY, "backward, 2nd stage": YELLOW}
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in kinds.values()]
     grid[-1].figure.legend(
-        handles, kinds, loc="outside lower center", ncols=4, columnspacing=0.8, handlelength=1
+        handles, kinds, loc="outside lower center", ncols=2, columnspacing=0.8, handlelength=1
     )
     sentences = (
         f"{title}: {LOOKS[values['schedule']]}; idle for {timeline.idle(values):.0%} of the time."

@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import html
 import inspect
 import re
 from pathlib import Path
@@ -52,6 +53,17 @@ class Diff:
             raise ValueError(f"there are places 1 to {len(self.hunks)}, not {self.places}")
         self.parts = [part for part, of in zip(self.parts, number_of_parts, strict=True) if of in self.places]
 
+    def in_order(self):
+        return sorted(self.parts, key=self.order)
+
+    def order(self, part):
+        """Code comes first, because it is what a lesson teaches; then imports, then the docstrings."""
+        for number, kind in enumerate((ast.Import | ast.ImportFrom, ast.Expr), 1):
+            tops = {sign: lines_of(kind, lines) for sign, lines in zip("-+", self.lines, strict=True)}
+            if all(line in tops[sign] for sign, line in part[1] if sign != " " and line):
+                return number
+        return 0
+
     def check(self, number, hunk, anchor):
         if anchor not in "\n".join(line for _, line in self.changed(hunk)):
             first = self.changed(hunk)[0][1].strip()
@@ -93,18 +105,38 @@ class Diff:
 
     def __repr__(self):
         text = []
-        for sentence, lines in self.parts:
+        for sentence, lines in self.in_order():
             changed = [f"{sign} {line}" for sign, line in lines if sign != " "]
             text += [f"# {sentence}", *changed, ""]
+        return "\n".join(text)
+
+    def _repr_html_(self):
+        """For JupyterLab, which colours no lines of a fence. `make notebooks` drops it, because GitHub
+        would show it without colours."""
+        colours = {"+": "rgba(46, 160, 67, 0.2)", "-": "rgba(248, 81, 73, 0.2)", " ": "transparent"}
+        text = [f"<p>{marked(self.head())}</p>"]
+        for sentence, lines in self.in_order():
+            rows = "".join(
+                f'<div style="background: {colours[sign]}">{html.escape(f"{sign} {line}")}</div>'
+                for sign, line in lines
+            )
+            style = "overflow-x: auto; white-space: pre"  # a wrapped line would look like two
+            text.append(f'<p>{marked(sentence)}</p><pre style="{style}">{rows}</pre>')
         return "\n".join(text)
 
     def _repr_markdown_(self):
         """GitHub shows no colours of ours and no columns, but it colours the lines of a fence."""
         text = [self.head()]
-        for sentence, lines in self.parts:
+        for sentence, lines in self.in_order():
             fence = [f"{sign} {line}".rstrip() for sign, line in lines]
             text.append("\n".join([escaped(sentence), "", "```diff", *fence, "```"]))
         return "\n\n".join(text)
+
+
+def lines_of(kind, lines):
+    """The lines of a script's statements of this kind. An expression there is the docstring."""
+    nodes = [node for node in ast.parse("\n".join(lines)).body if isinstance(node, kind)]
+    return {line for node in nodes for line in lines[node.lineno - 1 : node.end_lineno]}
 
 
 def diff(before, after, places=()):
@@ -151,6 +183,11 @@ class Table:
         rows = [[escaped(cell) for cell in row] for row in self.rows]
         rows.insert(1, ["---"] * len(rows[0]))
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def marked(text):
+    """Text as HTML, in which backquotes mark code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 
 def escaped(text):

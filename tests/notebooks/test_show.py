@@ -15,11 +15,13 @@ import matplotlib
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
+import nbformat
 import psutil
 import pytest
 import slow_links
 import torch
 import torch.distributed as dist
+from IPython.core.interactiveshell import InteractiveShell
 from torch.nn.functional import cross_entropy
 
 import hosts
@@ -163,7 +165,7 @@ def test_plain_drops_what_is_true_on_this_machine_only(line, expected):
     assert show.plain(line) == expected
 
 
-FILES = {"a": "one\ntwo\nthree\nfour\nfive\nsix\n", "b": "one\nTWO <b>\nthree\nfour\nfive\nsix\nseven\n"}
+FILES = {"a": "one\ntwo\nthree\nfour\nfive\nsix\n", "b": "one\nTWO < b\nthree\nfour\nfive\nsix\nseven\n"}
 
 
 @pytest.fixture
@@ -175,12 +177,41 @@ def two_files(tmp_path, monkeypatch):
 
 def test_a_diff_has_a_sentence_for_each_place(two_files):
     shown = show.Diff("a", "b", {"TWO": "Now it is `loud`.", "seven": "One more."})
-    assert repr(shown) == "# Now it is `loud`.\n- two\n+ TWO <b>\n\n# One more.\n+ seven\n"
+    assert repr(shown) == "# Now it is `loud`.\n- two\n+ TWO < b\n\n# One more.\n+ seven\n"
     assert shown._repr_markdown_() == (
         "`a.py` to `b.py`\n\n"
-        "Now it is `loud`.\n\n```diff\n  one\n- two\n+ TWO <b>\n  three\n```\n\n"
+        "Now it is `loud`.\n\n```diff\n  one\n- two\n+ TWO < b\n  three\n```\n\n"
         "One more.\n\n```diff\n  six\n+ seven\n```"
     )
+
+
+def test_a_diff_shows_code_before_imports_and_imports_before_docstrings(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text('"""One."""\n\n\n\nimport os\n\n\n\nx = 1\n')
+    (tmp_path / "b.py").write_text('"""Two."""\n\n\n\nimport sys\n\n\n\nx = 2\n')
+    monkeypatch.setattr(show.text, "LESSONS", tmp_path)
+    shown = show.Diff("a", "b", {"Two": "Docstring.", "sys": "Import.", "x = 2": "Code."})
+    assert re.findall(r"# (\w+)", repr(shown)) == ["Code", "Import", "Docstring"]
+    assert [sentence for sentence, _ in shown.parts] == ["Docstring.", "Import.", "Code."], "as on the pages"
+
+
+def test_jupyterlab_gets_a_diff_in_colours_and_the_stored_notebook_does_not(two_files):
+    shown = show.Diff("a", "b", {"TWO": "Now it is `loud`.", "seven": "One more."})
+    page = shown._repr_html_()
+    assert "<p>Now it is <code>loud</code>.</p>" in page and "+ TWO &lt; b</div>" in page
+    behind = dict(re.findall(r'background: (.*?)">(\W)', page)[:3])
+    assert list(behind.values()) == [" ", "-", "+"] and len(behind) == 3
+    cell = nbformat.v4.new_code_cell(metadata={"tags": ["hide-input"]})
+    data = {"text/html": page, "text/markdown": shown._repr_markdown_()}
+    cell.outputs = [nbformat.v4.new_output("display_data", data, metadata={"rungs": "diff"})]
+    kept = notebooks.tidy(nbformat.v4.new_notebook(cells=[cell]), 1).cells[0]
+    assert list(kept.outputs[0].data) == ["text/markdown"] and kept.metadata.jupyter.source_hidden
+
+
+def test_writefile_prints_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(show, "get_ipython", InteractiveShell.instance)
+    show.write_files_silently()
+    InteractiveShell.instance().run_cell(f"%%writefile {tmp_path}/x.py\nx = 1\n")
+    assert (tmp_path / "x.py").read_text() == "x = 1\n" and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,11 @@ NAMES = ("formulas", "plans", "report", "search", "measured", "__main__")
 FILES = {f"lessons/planner/{name}.py": () for name in NAMES} | {"tools/site/models.py": ()}
 MODELS = {name: name for name in plans.MODELS}
 MODELS |= {params: f"a GPT of {report.count(params)}" for params in (7.5e9, 1.75e11, 1e12)}
-HEADS = {"texts": "micro-batch", "again": "check\u00adpointing", "a step": "step time"}  # else the command's own
+HEADS = {
+    "texts": "micro-batch",
+    "again": "check\u00adpointing",
+    "a step": "step time",
+}  # else the command's own
 MOST = 5  # that the command prints
 
 
