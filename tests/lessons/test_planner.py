@@ -957,6 +957,15 @@ def test_the_table_of_the_kinds_of_parallelism_says_what_the_planner_says(capsys
         assert bool(lesson.strip()) != kind.strip().startswith("not "), kind
 
 
+@pytest.mark.parametrize("number", range(9, 18))
+def test_answers_on_paper_are_what_the_formulas_return(number):
+    section = (ROOT / f"lessons/pages/{number:02}.md").read_text().split("## On paper\n")[1]
+    said = re.findall(r"`([^`]+)` = (\d[\d.e]*)", section)
+    assert section.count("<details><summary>Answer</summary>") == 2 and len(said) >= 2
+    for code, result in said:
+        assert f"{eval(code, vars(formulas).copy()):.3g}" == f"{float(result.rstrip('.')):.3g}", code
+
+
 def test_the_speedup_by_tensor_parallelism_is_what_the_planner_says(capsys):
     section = (ROOT / "lessons/pages/11.md").read_text().split("computes an example")[1].split("<!--")[0]
     said = re.findall(r"`([^`]+)`", section)
