@@ -957,6 +957,23 @@ def test_the_table_of_the_kinds_of_parallelism_says_what_the_planner_says(capsys
         assert bool(lesson.strip()) != kind.strip().startswith("not "), kind
 
 
+def test_the_published_runs_are_recomputed_as_the_page_says(capsys):
+    """A command heads each section. Options in the text of a point are added to it."""
+    _, *sections = (ROOT / "lessons/pages/cases.md").read_text().split("```sh\npython lessons/planner ")
+    said = 0
+    for section in sections:
+        words, text = section.replace("\\\n", "").split("\n```\n", 1)
+        for point in text.split("\n- **")[1:]:
+            for span in ["", *re.findall(r"`([^`]+)`", point)]:
+                if span == "" or span.startswith("--"):
+                    command.main((span if "--model" in span else f"{words} {span}").split())
+                    printed = " ".join(capsys.readouterr().out.split())
+                else:
+                    said += 1
+                    assert span in printed
+    assert len(sections) == 4 and said == 21
+
+
 @pytest.mark.parametrize("number", range(9, 18))
 def test_answers_on_paper_are_what_the_formulas_return(number):
     section = (ROOT / f"lessons/pages/{number:02}.md").read_text().split("## On paper\n")[1]
