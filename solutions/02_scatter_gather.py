@@ -1,21 +1,22 @@
 """Exercise 02: DataParallel by hand, in one process. 10 points, about 60 minutes.
 
 In each step, DataParallel cuts the batch into parts, copies the model to every GPU, runs each copy on its
-part, and concatenates the outputs. The loss is computed from all outputs. The backward pass leaves
-gradients in the copies. DataParallel adds them up in the original model and throws the copies away. You
-build the same on the CPU, where a second GPU is just another copy.
+part, and concatenates the outputs. The loss is computed from all outputs. The backward pass leaves gradients
+in the copies. DataParallel adds these gradients up in the original model and throws the copies away. You
+build the same on the CPU: where DataParallel would use a second GPU, you only make a second copy of the
+model.
 
 The gradients are summed, not averaged, because the loss is already a mean over the whole batch, and each
 copy computes only its share of the gradient of this mean.
 
-Everything else that a copy learns, for example the running mean of a batch norm, would be lost with the
-copy. DataParallel keeps only the buffers of the first copy, and so do you.
+Everything else that changes in a copy, for example the running mean of a batch norm, is lost when the copy is
+thrown away. DataParallel saves only the buffers of the first copy, and so do you.
 
     02.1 (1 point)   scatter: cut the batch
     02.2 (2 points)  replicate: copies of the model
-    02.3 (2 points)  compute and gather: each part through its copy, and one output
-    02.4 (3 points)  reduce: the gradients of the copies, added up in the model
-    02.5 (2 points)  one step of training, made of these
+    02.3 (2 points)  compute and gather: run each copy on its part, and concatenate the outputs
+    02.4 (3 points)  reduce: add up the gradients of the copies in the model
+    02.5 (2 points)  one training step that uses these functions
 """
 
 import copy
@@ -25,7 +26,8 @@ from torch.nn.functional import cross_entropy
 
 
 def scatter(batch, count):
-    """Cut a tensor along its first dimension into at most `count` parts: a list or a tuple, in order.
+    """Cut a tensor along its first dimension into at most `count` parts. Return them in order, as a list or a
+    tuple.
 
     The batch contains at least one image. All parts have the same size, except that the last part may be
     smaller. Choose the smallest size for which `count` parts are enough. No part is empty. So 10 images for
@@ -48,12 +50,12 @@ def replicate(model, count):
 
 
 def compute_and_gather(copies, parts):
-    """Run each copy on the part with the same number, and return all outputs as one tensor of their dtype, in
-    the order of the parts.
+    """Run the first copy on the first part, the second copy on the second part, and so on. Return all outputs
+    as one tensor, in the order of the parts.
 
-    The first dimension of an output counts the images. It may be the only dimension. There may be fewer
-    parts than copies. The last copies then have nothing to do. A backward pass from the result must reach
-    the copies, in training mode and in evaluation mode.
+    The result has the dtype of the outputs. The first dimension of an output counts the images. It may be
+    the only dimension. There may be fewer parts than copies. The last copies then have nothing to do. A
+    backward pass from the result must reach the copies, in training mode and in evaluation mode.
     """
     # cut 02.3: compute and gather: each part through its copy, and one output
     return torch.cat([one(part) for one, part in zip(copies, parts, strict=False)])
@@ -63,9 +65,10 @@ def compute_and_gather(copies, parts):
 def reduce(model, copies):
     """After backward: add the gradients of all copies to the model's gradients, parameter by parameter.
 
-    As with backward(), add to the gradients that the model already has. A copy whose gradient is None adds
-    nothing, but zeros are not None. If the gradient is None in all copies, the model's gradient stays as it
-    was. In either mode, write the buffers of the first copy into the model's buffers, in place. The
+    As with backward(), add to the gradients that the model already has. If a parameter's gradient is None in
+    a copy, this copy adds nothing to it. A gradient of zeros is not None: if the model's gradient was None,
+    it becomes zeros. If the gradient is None in all copies, the model's gradient stays as it was. In training
+    mode and in evaluation mode, write the buffers of the first copy into the model's buffers, in place. The
     parameters themselves do not change.
     """
     # cut 02.4: reduce: the gradients of the copies, added up in the model

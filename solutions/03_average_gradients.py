@@ -10,7 +10,7 @@ may share a parameter. A parameter may get a gradient on some ranks and none (`g
 missing gradient then counts as zero. All ranks must call the same collectives in the same order, or they
 wait forever. Models may have any dtype and any memory format, such as channels_last.
 
-    03.1 (4 points)  all ranks begin with what rank 0 has
+    03.1 (4 points)  all ranks begin with the parameters and buffers of rank 0
     03.2 (8 points)  average the gradients over all processes
 """
 
@@ -31,8 +31,9 @@ def average_gradients(model):
     """After backward: replace every gradient by its mean over all ranks, and change nothing else. All ranks
     get the same mean, to the last bit.
 
-    If a parameter has no gradient on any rank, its gradient stays None. If it has a gradient on at least
-    one rank, it has one on all ranks afterwards. Leave frozen parameters (`requires_grad` is False) alone.
+    If a parameter has no gradient on any rank, its gradient stays None. If it has a gradient on at least one
+    rank, it has a gradient on every rank afterwards. Leave frozen parameters (`requires_grad` is False)
+    alone.
     """
     # cut 03.2: average the gradients over all processes
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -7,18 +7,18 @@ of them raise no error: the script runs, but it trains something other than inte
 numbers. Fix the faults. One or two lines are enough for each. The docstrings say what each function should
 do.
 
-    06.1 (1 point)   each process makes the step that the batches of all processes ask for
-    06.2 (1 point)   the learning rate falls once an epoch
-    06.3 (1 point)   the losses are those of all processes
-    06.4 (1 point)   each epoch has an order of its own
-    06.5 (1 point)   the batch size is that of all processes together
-    06.6 (1 point)   no two processes have the same image in an epoch
+    06.1 (1 point)   each step uses the mean gradient over the batches of all processes
+    06.2 (1 point)   the learning rate falls once per epoch
+    06.3 (1 point)   the losses are means over all processes
+    06.4 (1 point)   each epoch has a different order of the images
+    06.5 (1 point)   `batch_size` is the number of images of all processes together
+    06.6 (1 point)   no two processes train on the same image in an epoch
     06.7 (1 point)   one process writes the snapshot
-    06.8 (1 point)   the snapshot has the names of the plain model
-    06.9 (1 point)   what was saved is loaded, or an error is raised
+    06.8 (1 point)   the weights in the snapshot have the names that they have in the plain model
+    06.9 (1 point)   `load` restores everything that `save` wrote, or raises an error
     06.10 (1 point)  every test image counts once
-    06.11 (1 point)  each process takes its own device
-    06.12 (1 point)  one process downloads, and the others wait for it
+    06.11 (1 point)  each process uses its own device
+    06.12 (1 point)  one process downloads, and the other processes wait for it
 
 The grader calls each function on several processes, which are already in a process group. It generates new
 weights, images and files, and looks at the results: the weights, the losses and the files.
@@ -38,7 +38,7 @@ def pick_device():
     process. Each machine runs as many processes as it has devices, and some machines may have more
     devices than others.
     """
-    # cut 06.11: the number on this machine
+    # cut 06.11: the number of this process on its machine
     return int(os.environ["LOCAL_RANK"])
     # instead: return int(os.environ["RANK"])
     # end
@@ -48,7 +48,7 @@ def prepare(path, download):
     """Return the bytes of the data, from the file at `path`. download(path) writes the file, which takes a
     while: call it in one process only. (All processes are on one machine. At first there is no file.)
     """
-    # cut 06.12: one downloads, the others wait
+    # cut 06.12: one process downloads, and the other processes wait
     if dist.get_rank() == 0:
         download(path)
     dist.barrier()
@@ -62,9 +62,9 @@ def prepare(path, download):
 def make_loader(train_set, batch_size, seed):
     """Return the batches for this process, in a random order that depends on `seed`. Each step uses
     `batch_size` images in total, an equal share on each process: the number of processes always divides
-    it. Drop the images left over at the end of an epoch.
+    `batch_size`. Drop the images left over at the end of an epoch.
     """
-    # cut 06.6: one seed for all
+    # cut 06.6: the same seed for all processes
     sampler = DistributedSampler(train_set, seed=seed, drop_last=True)
     # instead: sampler = DistributedSampler(train_set, seed=seed + dist.get_rank(), drop_last=True)
     # end
@@ -84,7 +84,7 @@ def train(model, loader, epochs, lr):
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     losses = []
     for epoch in range(epochs):
-        # cut 06.4: a new order
+        # cut 06.4: a new order in each epoch
         loader.sampler.set_epoch(epoch)
         # instead:
         # end
@@ -102,11 +102,11 @@ def train(model, loader, epochs, lr):
             # instead: scheduler.step()
             # end
             total += loss.detach()
-        # cut 06.2: a step of the scheduler
+        # cut 06.2: one step of the scheduler per epoch
         scheduler.step()
         # instead:
         # end
-        # cut 06.3: of all processes
+        # cut 06.3: the mean loss over all processes
         dist.all_reduce(total)
         losses.append(total.item() / len(loader) / dist.get_world_size())
         # instead: losses.append(total.item() / len(loader))
@@ -117,30 +117,30 @@ def train(model, loader, epochs, lr):
 
 
 def save(model, epoch, path):
-    """All processes call this at the same time, with the model that train returned. The file contains the
-    weights of process 0 and the epoch, and `load` reads it.
+    """Save the weights of process 0 and the number of the epoch in a file that `load` can read. All processes
+    call this at the same time, with the model that `train` returned.
     """
     # cut 06.7: one process writes
     if dist.get_rank() != 0:
         return
     # instead:
     # end
-    # cut 06.8: the plain model's names
+    # cut 06.8: the names of the weights in the plain model
     state = model.module.state_dict()
     # instead: state = model.state_dict()
     # end
-    # cut 06.9: the names that load knows
+    # cut 06.9: the keys that load reads
     torch.save({"state_dict": state, "epoch": epoch}, path)
     # instead: torch.save({"model_state": state, "last_epoch": epoch}, path)
     # end
 
 
 def load(model, path):
-    """Load what `save` wrote into a plain model, in one process. Return the epoch. Raise an error if a
-    weight is missing from the file, or has a name that the model does not have.
+    """Load what `save` wrote into a plain model, in one process. Return the epoch. Raise an error if a weight
+    is missing from the file, or if the file contains a weight that the model does not have.
     """
     snapshot = torch.load(path)
-    # cut 06.9: nothing is left out in silence
+    # cut 06.9: raise an error if anything is missing
     model.load_state_dict(snapshot["state_dict"])
     return snapshot["epoch"]
     # instead: model.load_state_dict(snapshot.get("state_dict", {}), strict=False)
@@ -154,7 +154,7 @@ def accuracy(model, test_set):
     process. Each process has the whole test set, and evaluates a part of it. Every image counts once,
     however many images there are.
     """
-    # cut 06.10: each image once
+    # cut 06.10: count each image once
     mine = range(dist.get_rank(), len(test_set), dist.get_world_size())
     correct = torch.zeros((), dtype=torch.int64)
     for images, labels in DataLoader(test_set, 8, sampler=mine):

@@ -1,8 +1,8 @@
 """Exercise 08: an optimizer whose state is sharded over the processes. 14 points, about 150 minutes.
 
 Adam keeps two numbers for every weight. With data parallelism, every process keeps all of these numbers,
-although they are the same on every process. ZeRO stage 1 removes these copies: every parameter has one
-owner, a rank. Only the owner keeps the parameter's optimizer state and updates the parameter. Then it sends
+although they are the same on every process. ZeRO stage 1 removes these copies: every parameter belongs to one
+rank, its owner. Only the owner keeps the parameter's optimizer state and updates the parameter. Then it sends
 the new weights to the other ranks. With N processes, each process keeps about 1/N of the state, and all
 processes end up with the weights that a single optimizer would have computed.
 
@@ -14,17 +14,17 @@ process group already exists, all ranks start with the same weights, and the gra
 The base class. `torch.optim.Optimizer.__init__(parameters, defaults)` takes tensors, or groups: dicts with
 "params" and some options. It turns them into `param_groups`, a list of dicts: tensors without groups become
 one group, "params" becomes a list, and an option that a group does not have comes from `defaults`. The base
-class knows no other options: for the other options of `optimizer_class`, look into the `param_groups` of an
-instance of it. `parameters` may be a generator, like `model.parameters()`, so you can go through it only
-once.
+class adds no other options. To find the other options of `optimizer_class`, make an instance of this class
+and look into its `param_groups`. `parameters` may be a generator, like `model.parameters()`, so you can go
+through it only once.
 
 A class of torch.optim accepts a group whose "params" is an empty list. If there is no group at all, it
 raises "optimizer got an empty parameter list".
 
 `optimizer.state` has an entry for each parameter that has had a gradient in some step. The key is the
-parameter, the tensor itself. `state_dict()` uses numbers instead of the parameters. The parameters are
-numbered from 0 through all groups, in order. With the groups [a, b] and [c], c is number 2 in the whole
-optimizer, but number 0 in the optimizer of a rank that owns only c.
+parameter tensor itself. In `state_dict()`, the keys are numbers instead. The parameters are numbered from 0
+through all groups, in order. With the groups [a, b] and [c], c is number 2 in the whole optimizer, but number
+0 in the optimizer of a rank that owns only c.
 
 You need not support two things: calling `add_param_group` after the optimizer is made, and keys that
 `optimizer_class` adds to its groups only later, during a step.
@@ -32,7 +32,7 @@ You need not support two things: calling `add_param_group` after the optimizer i
     08.1 (1 point)   assign the parameters to the ranks
     08.2 (1 point)   the optimizer of this rank's shard
     08.3 (10 points) a step: update this rank's shard, then get the other parameters
-    08.4 (2 points)  the whole state, saved and loaded again, for a checkpoint
+    08.4 (2 points)  save the whole state for a checkpoint, and load it again
 """
 
 import copy
@@ -42,11 +42,11 @@ import torch.distributed as dist
 
 
 def deal(sizes, world_size):
-    """Return which rank owns which parameter: a list of ranks, one for each size.
+    """Return which rank owns which parameter: a list with one rank for each size.
 
     `sizes` says how many numbers each parameter has. A parameter is never split. No rank gets more numbers
-    than the average over all ranks plus the largest size: for example, give each parameter to the rank that
-    has the least so far. All ranks must get the same result.
+    than the average over all ranks plus the largest size. One way is to give each parameter to the rank that
+    has the fewest numbers so far. All ranks must get the same result.
     """
     # cut 08.1: assign the parameters to the ranks
     owners, held = [0] * len(sizes), [0] * world_size
@@ -94,11 +94,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         All ranks call this. Whatever has changed in `param_groups` since the last step takes effect. A
         parameter stays as it is if its `grad` is None (a `grad` that is None on one rank is None on all
-        ranks). A frozen parameter has no `grad`, unless it was frozen after a backward pass: then it is
-        updated, as by every class of torch.optim. Afterwards a process must not hold a lasting copy of
-        anything that it does not own, except parameters and gradients. Send only what the other ranks are
-        missing: if the parameters have P bytes, all N processes together send about (N - 1) * P bytes. One
-        and a half times as much is too much.
+        ranks). A frozen parameter has no `grad`, unless it was frozen after a backward pass. In that case,
+        update it, as every class of torch.optim does. After the step, a process must keep nothing for
+        parameters that it does not own, except the parameters themselves and their gradients. Send only what
+        the other ranks are missing: if all parameters together have P bytes, the N processes send about
+        (N - 1) * P bytes in total. One and a half times as much is too much.
         """
         # cut 08.3: a step: update this rank's shard, then get the other parameters
         copy_options(self.param_groups, self.own.param_groups)
@@ -112,8 +112,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Return the state of the whole optimizer on rank 0, and None elsewhere. All ranks call this.
 
         On rank 0, return what `state_dict()` of one optimizer for all parameters would return: {"state":
-        {number: state of a parameter}, "param_groups": [...]}. Parameters are numbered through all groups,
-        in order; "params" of a group is the list of their numbers.
+        {number: state of a parameter}, "param_groups": [...]}. Parameters are numbered through all groups, in
+        order; "params" of a group is the list of the numbers of its parameters.
         """
         # cut 08.4: the whole state, for a checkpoint
         numbers = {parameter: number for number, parameter in enumerate(self.owners)}

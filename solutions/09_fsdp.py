@@ -1,11 +1,11 @@
 """Exercise 09: FSDP by hand: each process holds a shard of every weight. 16 points, about 180 minutes.
 
 With DDP, every process holds all weights, all gradients and the whole optimizer state. With fully sharded
-data parallelism (ZeRO stage 3, `fully_shard` in PyTorch) on N processes, each process holds only 1/N of all
-this. The model is cut into units of a few layers. Just before a unit computes, its weights are gathered
-from all processes; just afterwards they are freed. The backward pass gathers them again. Then the gradients
-are averaged and scattered, so that each process has the gradient of its own shard, and the optimizer
-updates only shards. You write such a unit:
+data parallelism (ZeRO stage 3, `fully_shard` in PyTorch) on N processes, each process holds only 1/N of the
+weights, of the gradients and of the optimizer state. The model is cut into units of a few layers. Just before
+a unit computes, its weights are gathered from all processes; just afterwards they are freed. The backward
+pass gathers them again. Then the gradients are averaged and scattered, so that each process has the gradient
+of its own shard, and the optimizer updates only shards. You write such a unit:
 
     units = [Unit(module) for module in modules]
     optimizer = torch.optim.Adam([unit.shard for unit in units])
@@ -27,33 +27,34 @@ are views of parts of `whole`, in the order of named_parameters. A shard require
 must not record the gather: pass `shard.detach()`.
 
 Passes. A module whose weights come and go needs two PyTorch features. `torch.func.functional_call(module,
-weights, images)` calls a module with weights other than its own: `weights` is a dict of tensors by name.
-And with a `torch.autograd.Function` you define yourself what forward and backward do. Autograd records
-nothing inside its `forward`, so no weight is kept for the backward pass. Your `backward` gathers the
-weights again and computes the module a second time under `torch.enable_grad()`, from the images that
-`ctx.save_for_backward` has kept. Then `torch.autograd.grad(output, [...], slope)` returns the gradients of
-the tensors in the list. Each of these tensors must require a gradient, but the gathered weights and the
-images of the first unit do not: change that before you compute. The images belong to the caller, and the
-saved tensor may be the same tensor as the caller's, so call `detach()` and let the result require a
-gradient. `backward` returns a gradient for each argument of `forward`, and None for an argument that needs
-none. You may also avoid the second computation, if you know how.
+weights, images)` calls a module with weights other than its own: `weights` is a dict of tensors by name. And
+with a `torch.autograd.Function` you define yourself what forward and backward do. Autograd records nothing
+inside its `forward`, so no weight is kept for the backward pass. Your `backward` gathers the weights again
+and runs the module a second time under `torch.enable_grad()`, on the images that `ctx.save_for_backward` has
+kept. Then `torch.autograd.grad(output, [...], slope)` returns the gradients of the tensors in the list. Each
+of these tensors must require a gradient, but the gathered weights and the images of the first unit do not:
+make them require a gradient before you run the module. The images belong to the caller, and the saved tensor
+may be the same tensor as the caller's, so call `detach()` and let the result require a gradient. `backward`
+returns a gradient for each argument of `forward`, and None for an argument that needs no gradient. You may
+also avoid the second computation, if you know how.
 
 Scatter. `dist.reduce_scatter_single(shard, whole)` adds up `whole` over all ranks, and each rank gets its
 part of the sum (older releases call it reduce_scatter_tensor). The gradient of a shard is the mean: the sum
-over all ranks, divided by the number of ranks. If a parameter was not used in the forward pass on some
-rank, count its gradient on that rank as zero. As always, gradients add up in `shard.grad` until they are
-cleared. Do not all-reduce the gradients: every rank would get the whole gradient, but needs only 1/N of it.
-(An all-to-all followed by a sum would also do.)
+over all ranks, divided by the number of ranks. If a parameter was not used in the forward pass on some rank,
+count its gradient on that rank as zero. As always, gradients add up in `shard.grad` until they are cleared.
+Do not all-reduce the gradients: every rank would get the whole gradient, but needs only 1/N of it. (An
+all-to-all followed by a sum also works.)
 
-What travels. For weights of P bytes, each of the N processes sends (N - 1) / N * P bytes per forward pass
-and the same number again per backward pass, which also sends the gradients once. gloo implements
-reduce-scatter as an all-reduce, so it sends the gradients twice; NCCL does not. The grader measures from
-outside what your process sends and holds.
+What travels. For weights of P bytes, each of the N processes sends (N - 1) / N * P bytes of weights in the
+forward pass, and as many again in the backward pass. The backward pass also sends the gradients once. (gloo
+implements reduce-scatter as an all-reduce, so it sends the gradients twice. NCCL does not.) The grader
+measures from outside what your process sends and holds.
 
 Mixed precision. With `Unit(module, torch.bfloat16)`, the weights travel in bfloat16 and the module computes
-in it, which halves the bytes. bfloat16 has 8 binary digits: 1 + 0.001 is rounded to 1, and 256 + 1 to 256.
-So a shard stays in float32, because small optimizer steps would be lost otherwise, and gradients are added
-up in float32. A unit's input and output are float32 too; only the module inside it computes in bfloat16.
+in bfloat16, which halves the bytes of the weights. bfloat16 has 8 binary digits: 1 + 0.001 is rounded to 1,
+and 256 + 1 to 256. In bfloat16, small optimizer steps would be rounded away, so a shard stays in float32, and
+gradients are added up in float32 too. A unit's input and output are float32; only the module inside it
+computes in bfloat16.
 
 The process group already exists, and the modules are equal on all ranks at the start. A module takes one
 tensor and returns one tensor. All of its parameters are float32 and trained, no parameter is shared, and
@@ -62,7 +63,7 @@ the module has neither buffers nor dropout. All ranks call the same units in the
     09.1 (1 point)   one flat tensor, and the shard of a rank
     09.2 (4 points)  keep the shard, free the module's weights, and gather them
     09.3 (6 points)  forward and backward
-    09.4 (3 points)  mixed precision (in the same places as 09.2 and 09.3)
+    09.4 (3 points)  mixed precision (in the gaps of 09.2 and 09.3)
     09.5 (2 points)  the whole weights, for a checkpoint
 """
 
@@ -72,7 +73,8 @@ from torch.func import functional_call
 
 
 def flatten(tensors, world_size):
-    """Return one new float32 tensor of all numbers in order, padded with zeros until world_size divides it.
+    """Return one new float32 tensor of all numbers in order, padded with zeros until world_size divides its
+    length.
 
     The given tensors may have another dtype.
     """
@@ -90,11 +92,11 @@ def split(tensors, rank, world_size):
 
 
 class Unit:
-    """A module of which each rank holds a shard. `unit(images)` returns what the module would return.
+    """A module of which each rank holds a shard. `unit(images)` returns what `module(images)` would return.
 
     `shard` is this rank's own shard: a flat float32 tensor that requires a gradient and is a leaf, which
-    means that autograd has not recorded how it was made. From now on the module belongs to the unit, and
-    the module's own weights must go: `module.to("meta")` keeps their shapes, but not their numbers.
+    means that autograd has not recorded how it was made. From now on, the module belongs to the unit. Free
+    the module's own weights: `module.to("meta")` keeps their shapes, but not their numbers.
     """
 
     def __init__(self, module, dtype=torch.float32):

@@ -5,24 +5,24 @@ token, and the token goes to the experts with the highest scores, whichever proc
 the whole path: you find which token goes to which expert and which choices are dropped, send the tokens to
 the experts, and send the answers back. In the backward pass, gradients travel the same path in reverse.
 
-There are `number` experts in total, the same number on each process: with 6 experts on 3 processes, experts
-0 and 1 are on process 0, 2 and 3 on process 1, 4 and 5 on process 2. `x` has a row for each token of this
-process: 7 tokens of 5 numbers make a 7 x 5 tensor. A process may have no tokens, an expert may get none,
+There are `number` experts in total, equally many on each process: with 6 experts on 3 processes, experts 0
+and 1 are on process 0, 2 and 3 on process 1, 4 and 5 on process 2. `x` has a row for each token of this
+process: 7 tokens of 5 numbers make a 7 x 5 tensor. A process may have no tokens, an expert may get no tokens,
 and all tokens may go to one expert. Tensors are float32 or float64: the tensors that you make must have the
 dtype of the tensors that you are given.
 
 Each assignment of a token to an expert is called a choice. With top_k = 2, each token makes a first choice
 and a second choice.
 
-    first the counts     how many rows go to each expert? No process knows the other processes' counts
-    then the rows        an all-to-all: each process gets the rows that have chosen its experts
+    first the counts     each process tells the others how many rows it will send for each expert
+    then the rows        an all-to-all: each process gets the rows whose tokens have chosen its experts
     the experts          each expert computes an answer for each row that it got
-    back                 an all-to-all in the other direction
+    the way back         an all-to-all in the other direction: each process gets the answers for its tokens
     then the sum         each token gets the weighted sum of its experts' answers
 
 A row travels only to the process that has its expert. Rows for a process's own experts stay where they are,
 and so do the weights of all experts. The grader counts the bytes sent between each pair of processes. In
-addition to the rows, it allows 1,500 bytes per trip for the counts.
+addition to the rows, it allows 1,500 bytes for the counts in each direction, to the experts and back.
 
 `AllToAll` is complete: it comes from lesson 16. In the backward pass, all processes must run it, even a
 process that has sent or received nothing, because the other processes would otherwise wait forever. So on
@@ -33,7 +33,7 @@ The process group already exists. All processes call everything in the same orde
 
     16.1 (3 points)  which token goes to which expert, and which choices are dropped
     16.2 (2 points)  the balancing loss
-    16.3 (6 points)  to the experts, and back
+    16.3 (6 points)  send the tokens to the experts, and the answers back
     16.4 (3 points)  the layer, and which gradients are added up
 """
 
@@ -48,13 +48,13 @@ def route(logits, top_k, capacity):
     `logits` has a row for each token of this process, and a column for each expert. A token chooses the
     `top_k` experts with the highest logits. If logits are equal, the expert with the smallest number comes
     first. The weight of a choice is the softmax of the token's logits over all experts, taken at the chosen
-    expert. The weights keep their graph, so that the router gets gradients.
+    expert. The weights keep their autograd graph, so that the router gets gradients.
 
-    The entries are in the order in which they travel: all entries for expert 0, then all for expert 1, and
-    so on. Among the entries for one expert, tokens whose first choice is this expert come first, then
-    tokens whose second choice it is, and so on. Within each of these groups, tokens are in the order of
-    their numbers. With a `capacity` (an integer, 0 or larger), an expert gets at most this many of this
-    process's choices: the choices that come later in this order are dropped, and have no entry. If
+    The entries are in the order in which they travel: all entries for expert 0, then all for expert 1, and so
+    on. Among the entries for one expert, tokens whose first choice is this expert come first, then tokens
+    whose second choice it is, and so on. Within each of these groups, tokens are in the order of their
+    numbers. With a `capacity` (an integer, 0 or larger), an expert gets at most this many of this process's
+    choices, the first in the order above. All later choices for this expert are dropped and have no entry. If
     `capacity` is None, nothing is dropped.
     """
     # cut 16.1: which token goes to which expert, and which choices are dropped
@@ -73,15 +73,16 @@ def route(logits, top_k, capacity):
 def balancing_loss(logits, chosen):
     """Return this process's part of the balancing loss. The parts of all processes add up to the loss.
 
-    The loss is what one process with all tokens would compute: the number of experts, times the sum over
-    all experts of the expert's load times its mean score. The load is the fraction of all choices, over all
-    processes, that fall on this expert. The mean score is the mean of the softmax at this expert over all
-    tokens of all processes. There is at least one token in total. For a process's part, take only the
-    scores of its own tokens, but still divide by the number of all tokens. `chosen` contains the numbers of
-    the experts that this process's tokens have chosen, whether the choice was dropped or not: a tensor of
-    one dimension, with top_k numbers for each token, in any order. The load has no gradient, but the scores
-    do. Note that dividing integer tensors gives float32, which has too few digits if `logits` is float64.
-    Send only counts, always the same number of them, however many tokens there are.
+    The loss is what one process with all tokens would compute: multiply the load of each expert by its mean
+    score, add up these products over all experts, and multiply the sum by the number of experts. The load is
+    the fraction of all choices, over all processes, that fall on this expert. The mean score is the mean of
+    the softmax at this expert over all tokens of all processes. There is at least one token in total. For a
+    process's part, use only the scores of its own tokens, but still divide by the number of all tokens.
+    `chosen` contains the numbers of the experts that this process's tokens have chosen, whether the choice
+    was dropped or not: a tensor of one dimension, with top_k numbers for each token, in any order. The load
+    has no gradient, but the scores do. Note that dividing integer tensors gives float32, which has too few
+    digits if `logits` is float64. Send only counts. However many tokens there are, send the same number of
+    counts.
     """
     # cut 16.2: the balancing loss
     number = logits.shape[1]
@@ -130,12 +131,12 @@ def dispatch(x, tokens, experts, number):
     processes = dist.get_world_size()
     here = experts.bincount(minlength=number)
     there = torch.empty_like(here)
-    dist.all_to_all_single(there, here)  # row r: what process r has for each of the experts here
+    dist.all_to_all_single(there, here)  # row r: how many rows process r sends to each expert here
     sent = here.view(processes, -1).sum(dim=1).tolist()
     counts = there.view(processes, -1)
     received = counts.sum(dim=1).tolist()
     rows = AllToAll.apply(x[tokens], sent, received)
-    # The rows came sorted by process, and must be sorted by expert. A stable sort keeps their order.
+    # The rows arrive sorted by process, and must be sorted by expert. A stable sort keeps the process order.
     own = torch.arange(counts.shape[1]).repeat(processes).repeat_interleave(there)
     order = own.argsort(stable=True)
     arrived = list(rows[order].split(counts.sum(dim=0).tolist()))
@@ -146,11 +147,11 @@ def dispatch(x, tokens, experts, number):
 def combine(answers, plan, weights):
     """Send the answers back. Return a tensor with a row for each token of this process, ordered as in `x`.
 
-    `answers` is a list like `arrived`, with an answer for each row. The answers may have any width, the
-    same for all of them. A token's row is the sum of the answers to its choices, each multiplied by the
-    weight of the choice. `weights[i]` belongs to the choice `tokens[i]`, `experts[i]` of dispatch. A token
-    whose choices were all dropped gets zeros. Gradients must flow back to `answers`, to `weights`, and to
-    the `x` that was passed to dispatch.
+    `answers` is a list like `arrived`, with an answer for each row. All answers have the same width, which
+    may be any width. A token's row is the sum of the answers to its choices, each multiplied by the weight of
+    the choice. `weights[i]` belongs to the choice `tokens[i]`, `experts[i]` of dispatch. A token whose
+    choices were all dropped gets zeros. Gradients must flow back to `answers`, to `weights`, and to the `x`
+    that was passed to dispatch.
     """
     # cut 16.3: and back
     back, sent, received, tokens, count = plan
@@ -171,7 +172,7 @@ class Mixture(nn.Module):
     def forward(self, x):
         """Send `x` through the router and the experts. Return (output, part of the balancing loss).
 
-        The router returns the logits of a row. The balancing loss counts the choices before any of them is
+        The router returns the logits of each row. The balancing loss counts the choices before any of them is
         dropped. The answers of the experts, and so the output, may be wider or narrower than `x`. The weights
         of the experts stay where they are.
         """

@@ -9,28 +9,29 @@ the left (rank - 1).
 Cut the tensor into N chunks. The algorithm has two halves of N - 1 steps each. In each step, every process
 sends one chunk and receives one chunk:
 
-    First half: add the incoming chunk to your own, and send the sum on in the next step. Rank r starts by
-    sending chunk r. At the end, it holds the complete sum of chunk r + 1.
-    Second half: the complete chunks travel around the ring. Each incoming chunk replaces your own.
+    First half: add the incoming chunk to your own chunk of the same number, and send the sum on in the next
+    step. Rank r starts by sending chunk r. At the end, it holds the complete sum of chunk r + 1.
+    Second half: the complete chunks travel around the ring. Each incoming chunk replaces your own chunk of
+    the same number.
 
-Chunk numbers go around the ring, too: chunk 0 follows the last chunk. Each process sends 2 (N - 1)
-messages, with 2 (N - 1) / N times the data in total: less than twice the data, however many processes there
-are. The notebook "How gradients travel" has pictures. Draw three processes with three chunks on paper
-before you write the third part.
+Chunk numbers go around the ring, too: chunk 0 follows the last chunk. Each process sends 2 (N - 1) messages.
+Together they contain 2 (N - 1) / N times as many bytes as the tensor: less than twice as many, however many
+processes there are. The notebook "How gradients travel" shows these steps in pictures. Draw three processes
+with three chunks on paper before you write the third part.
 
 All processes send at the same time. `dist.send` waits until the other side receives. If all processes wait
 like this, none of them ever receives. `dist.isend` does not wait. The process group already exists. From
-torch.distributed, use only functions that talk to one process (send, recv, isend, irecv,
+torch.distributed, use only functions that communicate with a single process (send, recv, isend, irecv,
 batch_isend_irecv). The collectives, such as all_reduce, are blocked, and your own functions cannot have the
 names of collectives.
 
-The grader counts from outside how many bytes and messages each process sends to each other process. It
+The grader counts from outside how many bytes and messages each process sends to every other process. It
 allows for the bytes that the network adds to each message.
 
     03a.1 (2 points)  cut a tensor into chunks
     03a.2 (3 points)  send to the right and receive from the left
     03a.3 (3 points)  first half: every rank has the sum of one chunk
-    03a.4 (6 points)  the whole: every rank has the sum of all chunks
+    03a.4 (6 points)  the whole all-reduce: every rank has the sums of all chunks
 """
 
 import torch
@@ -38,7 +39,7 @@ import torch.distributed as dist
 
 
 def chunks_of(flat, world_size):
-    """Cut a contiguous, one-dimensional tensor into `world_size` chunks: a list or a tuple, in order.
+    """Cut a contiguous, one-dimensional tensor into `world_size` chunks, in order: a list or a tuple.
 
     The sizes differ by at most one, and the larger chunks come first: 8 numbers for 3 processes make chunks
     of 3, 3 and 2 numbers. If there are fewer numbers than processes, the last chunks are empty. Chunks are
@@ -51,8 +52,8 @@ def pass_on(outgoing, incoming):
     """Send the tensor `outgoing` to the right, and receive from the left into `incoming`.
 
     All ranks call this at the same time, and there are at least two ranks. The two tensors may differ in
-    size. When the function returns, `incoming` has arrived, and the caller may write into `outgoing` at
-    once.
+    size. When the function returns, `incoming` contains the received data, and the caller may write into
+    `outgoing` at once.
     """
     raise NotImplementedError("03a.2: send to the right and receive from the left")
 
@@ -70,7 +71,7 @@ def sum_chunks(chunks):
 def ring_all_reduce(tensor):
     """Replace a tensor by its sum over all ranks, in place, with messages to the right only.
 
-    The tensor is contiguous and may have any shape (even zero dimensions) and any number type. It may be a
+    The tensor is contiguous and may have any shape (even zero dimensions) and any numeric dtype. It may be a
     part of a larger tensor. It may have fewer numbers than there are processes, or none: whether you send
     empty chunks is up to you.
     """

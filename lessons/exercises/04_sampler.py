@@ -1,16 +1,16 @@
-"""Exercise 04: one's own DistributedSampler, and an evaluation that is exact. 12 points, about 75 minutes.
+"""Exercise 04: your own DistributedSampler, and an exact evaluation. 12 points, about 75 minutes.
 
 First read what notebook 03 says about which process gets which image, and about the mean of four
 accuracies.
 
-In training, each rank takes a shard of the images. The ranks do not talk to each other for this: all of
-them shuffle the image numbers in the same way, from a shared seed, and deal the numbers out like cards.
-Nothing else that is random may influence the order: the global random state (`torch.manual_seed`, `random`,
-numpy) differs between ranks.
+In training, each rank gets a shard of the images. The ranks need no communication to agree on the shards: all
+ranks shuffle the image numbers in the same way, from a shared seed, and deal the numbers out like cards.
+Nothing else that is random may influence the order, because the global random state (`torch.manual_seed`,
+`random`, numpy) differs between ranks.
 
 All shards must have the same length. Otherwise a rank that has one more batch would wait forever for the
-other ranks. So either the remainder is dropped, or some images are dealt out again until all ranks have the
-same number of images.
+other ranks. So either the images that are left over are dropped, or some images are dealt out again until all
+ranks have the same number of images.
 
 In an evaluation, counting an image twice, or not at all, makes the accuracy wrong. So each image is dealt
 out exactly once, and the shards may differ in length. The mean of the ranks' accuracies is then not the
@@ -19,7 +19,7 @@ numbers: how many of its answers are right, and how many images it has.
 
     04.1 (6 points)  the shard of a rank
     04.2 (2 points)  a new order in each epoch
-    04.3 (4 points)  an accuracy that is that of one process
+    04.3 (4 points)  the exact accuracy over the images of all ranks
 """
 
 import torch
@@ -30,15 +30,17 @@ from torch.utils.data import Sampler
 class ShareSampler(Sampler):
     """The numbers (0 to size - 1) of the images that this rank sees in an epoch, in order.
 
-    Each number is an int. A tensor is not: two tensors with the same number count as different in a set or a
-    dict. The sampler needs no process group: `rank` and `world_size` are arguments. `size` may be smaller
-    than `world_size`, and it may be 0. With `drop_last`, no image occurs twice. Without it, every image
-    occurs, and the counts of any two images differ by at most one. Which images are dropped or repeated is
-    left to chance.
+    Each number is a Python int. It must not be a tensor, because a set or a dict treats two tensors as
+    different even if they contain the same number. The sampler needs no process group: `rank` and
+    `world_size` are arguments. `size` may be smaller than `world_size`, and it may be 0. With `drop_last`, no
+    image occurs twice in the shards of all ranks together. Without `drop_last`, every image occurs at least
+    once, and the numbers of times that any two images occur differ by at most one. The shuffle decides which
+    images are dropped or repeated.
 
-    The order depends only on `size`, `seed` and the epoch. It is the same in every process, for any number
-    of ranks, with and without `drop_last`, and on every pass, even after an unfinished pass. The global
-    random state must neither influence the order nor change, not even between two numbers of a pass.
+    The order depends only on `size`, `seed` and the epoch. It is the same in every process, for any number of
+    ranks, with and without `drop_last`, and in every pass over the sampler, even after an unfinished pass.
+    The global random state must neither influence the order nor change, not even between two numbers of a
+    pass.
     """
 
     def __init__(self, size, rank, world_size, seed=0, drop_last=False):

@@ -4,7 +4,7 @@ Several processes train one model with DistributedDataParallel. One process is k
 processes are started again with the same command. Write the functions that let the run continue after the
 last complete epoch, as in lesson 05.
 
-    05.1 (2 points)  save: rank 0 writes a snapshot, and a kill at any moment leaves a complete one
+    05.1 (2 points)  save: rank 0 writes a snapshot, and a kill at any moment leaves a complete snapshot
     05.2 (2 points)  load: every process restores what was saved
     05.3 (1 point)   train: continue where the last run stopped
 
@@ -24,12 +24,12 @@ def save(snapshot, parts, epoch, rank):
     Every process calls this with its own rank. All processes hold the same state, so only rank 0 writes.
 
     The process may be killed at any moment, even while it writes. Until the new snapshot is complete, the
-    file `snapshot` must stay as it was: the previous complete snapshot, or no file. So first write a
-    temporary file in the same folder, and then rename it with `Path.replace`, which happens either
-    completely or not at all. If an earlier save was killed and left its temporary file behind, overwrite
-    that file. Leave all other files in the folder alone, because they may belong to other runs: make the
-    name of the temporary file from the name of `snapshot`. You may replace its suffix, because no two runs
-    have snapshots whose names differ only in the suffix.
+    file `snapshot` must stay as it was: it is the previous complete snapshot, or it does not exist yet. So
+    first write a temporary file in the same folder, and then rename it with `Path.replace`, which happens
+    either completely or not at all. If an earlier save was killed and left its temporary file behind,
+    overwrite that file. Leave all other files in the folder alone, because they may belong to other runs. So
+    derive the name of the temporary file from the name of `snapshot`. You may replace its suffix, because no
+    two runs have snapshots whose names differ only in the suffix.
     """
     raise NotImplementedError("05.1: rank 0 writes a temporary file and renames it")
 
@@ -49,8 +49,8 @@ def load(snapshot, parts):
 def train(snapshot, parts, train_epoch, epochs, rank):
     """Continue from the snapshot, if there is one, and train until epoch number `epochs` has ended.
 
-    `train_epoch(epoch)` trains one epoch and returns its loss. At the end of each epoch, call the
-    scheduler's `step()` once, and save. Return a dict that maps the number of each epoch trained in this
-    call to its loss.
+    `train_epoch(epoch)` trains one epoch and returns its loss. At the end of each epoch, call the scheduler's
+    `step()` once, and then save the snapshot. Return a dict that maps the number of each epoch trained in
+    this call to its loss.
     """
     raise NotImplementedError("05.3: train the epochs that are left, and save after each")

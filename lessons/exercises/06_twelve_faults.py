@@ -7,18 +7,18 @@ of them raise no error: the script runs, but it trains something other than inte
 numbers. Fix the faults. One or two lines are enough for each. The docstrings say what each function should
 do.
 
-    06.1 (1 point)   each process makes the step that the batches of all processes ask for
-    06.2 (1 point)   the learning rate falls once an epoch
-    06.3 (1 point)   the losses are those of all processes
-    06.4 (1 point)   each epoch has an order of its own
-    06.5 (1 point)   the batch size is that of all processes together
-    06.6 (1 point)   no two processes have the same image in an epoch
+    06.1 (1 point)   each step uses the mean gradient over the batches of all processes
+    06.2 (1 point)   the learning rate falls once per epoch
+    06.3 (1 point)   the losses are means over all processes
+    06.4 (1 point)   each epoch has a different order of the images
+    06.5 (1 point)   `batch_size` is the number of images of all processes together
+    06.6 (1 point)   no two processes train on the same image in an epoch
     06.7 (1 point)   one process writes the snapshot
-    06.8 (1 point)   the snapshot has the names of the plain model
-    06.9 (1 point)   what was saved is loaded, or an error is raised
+    06.8 (1 point)   the weights in the snapshot have the names that they have in the plain model
+    06.9 (1 point)   `load` restores everything that `save` wrote, or raises an error
     06.10 (1 point)  every test image counts once
-    06.11 (1 point)  each process takes its own device
-    06.12 (1 point)  one process downloads, and the others wait for it
+    06.11 (1 point)  each process uses its own device
+    06.12 (1 point)  one process downloads, and the other processes wait for it
 
 The grader calls each function on several processes, which are already in a process group. It generates new
 weights, images and files, and looks at the results: the weights, the losses and the files.
@@ -54,7 +54,7 @@ def prepare(path, download):
 def make_loader(train_set, batch_size, seed):
     """Return the batches for this process, in a random order that depends on `seed`. Each step uses
     `batch_size` images in total, an equal share on each process: the number of processes always divides
-    it. Drop the images left over at the end of an epoch.
+    `batch_size`. Drop the images left over at the end of an epoch.
     """
     sampler = DistributedSampler(train_set, seed=seed + dist.get_rank(), drop_last=True)
     return DataLoader(train_set, batch_size, sampler=sampler, drop_last=True)
@@ -86,16 +86,16 @@ def train(model, loader, epochs, lr):
 
 
 def save(model, epoch, path):
-    """All processes call this at the same time, with the model that train returned. The file contains the
-    weights of process 0 and the epoch, and `load` reads it.
+    """Save the weights of process 0 and the number of the epoch in a file that `load` can read. All processes
+    call this at the same time, with the model that `train` returned.
     """
     state = model.state_dict()
     torch.save({"model_state": state, "last_epoch": epoch}, path)
 
 
 def load(model, path):
-    """Load what `save` wrote into a plain model, in one process. Return the epoch. Raise an error if a
-    weight is missing from the file, or has a name that the model does not have.
+    """Load what `save` wrote into a plain model, in one process. Return the epoch. Raise an error if a weight
+    is missing from the file, or if the file contains a weight that the model does not have.
     """
     snapshot = torch.load(path)
     model.load_state_dict(snapshot.get("state_dict", {}), strict=False)

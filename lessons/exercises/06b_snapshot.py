@@ -1,27 +1,27 @@
 """Exercise 06b: snapshots that survive a kill at any moment. 14 points, about 150 minutes.
 
 A run that takes days is often interrupted: somebody else needs the machine, a power supply fails, somebody
-types `kill -9`. So every few minutes the run saves everything that it needs to continue. After a restart,
-the run continues as if nothing had happened: with the same images in the same order, the same losses, and
-one continuous curve.
+types `kill -9`. So every few minutes the run saves everything that it needs to continue. After a restart, the
+run continues as if nothing had happened: with the same images in the same order, the same losses, and one
+continuous loss curve.
 
 The process may be killed while it saves. So a snapshot is first written to a temporary file in the same
 folder, under a different name. Then the file is flushed from Python to the system (`file.flush`), and from
 the system's memory to the disk (`os.fsync` of `file.fileno()`). Only then is it renamed (`os.replace`,
 `Path.replace`): within a folder, a rename happens either completely or not at all. Until the rename has
-happened, the previous file is still needed.
+happened, the previous snapshot is still needed.
 
 A file in the folder may still be unusable. A full or failing disk may have cut it short or damaged it (a
-checksum such as `zlib.crc32` detects damage that torch.load does not). It may belong to another job, or not
-be a snapshot at all, or the system may refuse to read it. And a pickle may run any code when it is loaded:
-`torch.load(..., weights_only=True)` refuses such a file. The previous snapshot is often still good, which
-is why two are kept.
+checksum such as `zlib.crc32` detects damage that torch.load does not notice). The file may belong to another
+job, or it may not be a snapshot at all, or the system may refuse to read it. And a pickle may run any code
+when it is loaded: `torch.load(..., weights_only=True)` refuses such a file. The previous snapshot is often
+still good, which is why `save` keeps two snapshots.
 
 A `job` is a dict of strings and numbers: the settings of a run. A `state` is what `state_of` returns, or
 any other nested dicts and lists that contain tensors, numbers, strings and None.
 
-    06b.1 (4 points)  save: a temporary file, onto the disk, then the name
-    06b.2 (5 points)  load: the newest snapshot that is complete and of this job
+    06b.1 (4 points)  save: write a temporary file, flush it onto the disk, then rename it
+    06b.2 (5 points)  load: find the newest snapshot that is complete and belongs to this job
     06b.3 (3 points)  continue in the middle of an epoch
     06b.4 (2 points)  several processes, one snapshot
 """
@@ -44,16 +44,17 @@ SNAPSHOTS = "step-" + 8 * "[0-9]" + ".snapshot"
 def save(folder, step, job, state):
     """Save `state`, the state after step number `step`, so that `load` finds it. The folder exists.
 
-    The snapshot is one file, `step-00000012.snapshot` for step 12. You decide what it contains. A step
-    number never has more than eight digits. A file with such a name must always be complete and on the
+    The snapshot is one file, `step-00000012.snapshot` for step 12. You decide what it contains. A step number
+    never has more than eight digits. A file with the name of a snapshot must always be complete and on the
     disk. If there is already a snapshot of this step, replace it.
 
     Keep the two snapshots with the highest step numbers, and remove older snapshots. A file without a step
-    number, such as `step-old.snapshot`, is not one of the two, and you may remove it. Leave no temporary
-    file behind, not even the temporary file of an earlier save that was killed. All other files in the
-    folder stay: the files that `load` has refused, and every file whose name does not begin with `step-`.
-    So the name of your temporary file must begin with `step-` too. Once there are two snapshots, there must
-    be at least two at every moment. No other process saves in this folder at the same time.
+    number, such as `step-old.snapshot`, is not one of the two, and you may remove it. Leave no temporary file
+    behind, not even the temporary file of an earlier save that was killed. All other files in the folder
+    stay: the files that `load` has refused, and every file whose name does not begin with `step-`. So the
+    name of your temporary file must begin with `step-` too, or you could not remove it after a kill. Once the
+    folder contains two snapshots, it must contain at least two at every moment. No other process saves in
+    this folder at the same time.
     """
     raise NotImplementedError("06b.1: write a temporary file, flush it onto the disk, then rename it")
 
@@ -63,11 +64,11 @@ def load(folder, job):
 
     The newest snapshot is the one with the highest step number in its name, whatever the file times are. A
     snapshot is good if it is complete, undamaged, and was saved for a job equal to `job`. Refuse any other
-    snapshot: print one line on stderr with the file's name and the reason, add `.refused` to its name
-    (otherwise it would count among the two that `save` keeps), and try the previous snapshot. A refused
-    file may still matter to somebody, so never remove or overwrite it. If a file with the new name already
-    exists, use a name that ends in `.2.refused`, `.3.refused` and so on. Never run code from a file. Leave
-    alone all files whose names do not begin with `step-`.
+    snapshot: print one line on stderr with the file's name and the reason, add `.refused` to the file's name
+    (otherwise the file would count as one of the two snapshots that `save` keeps), and try the previous
+    snapshot. A refused file may still matter to somebody, so never remove or overwrite it. If a file with the
+    new name already exists, use a name that ends in `.2.refused`, `.3.refused` and so on. Never run code from
+    a file. Leave alone all files whose names do not begin with `step-`.
     """
     raise NotImplementedError("06b.2: find the newest snapshot that is good")
 
@@ -86,9 +87,9 @@ def batches_from(step, count, job):
 def state_of(model, optimizer):
     """Return everything that the next steps depend on, except the step number.
 
-    Dropout uses torch's own random state (`torch.get_rng_state()`), batch norm has buffers, and an
-    optimizer may keep state from step to step. Its learning rate and its other options may have changed since
-    it was made.
+    Dropout uses torch's own random state (`torch.get_rng_state()`), batch norm has buffers, and an optimizer
+    may keep state from step to step. The optimizer's learning rate and its other options may have changed
+    since the optimizer was made.
     """
     raise NotImplementedError("06b.3: everything that the next steps depend on")
 
@@ -102,7 +103,7 @@ def train(folder, job, model, optimizer, images, labels):
     """Continue from the newest snapshot, or start from the beginning. This function is complete.
 
     It returns a dict that maps the number of each step taken in this call to the step's loss. Images that
-    this epoch used before the snapshot are not read again.
+    were already used in the current epoch, before the snapshot, are not read again.
     """
     step, losses = 0, {}
     found = load(folder, job)
@@ -124,18 +125,19 @@ def train(folder, job, model, optimizer, images, labels):
 def save_together(folder, step, job, state):
     """Save the states of all ranks in one snapshot. All ranks call this, each with its own state.
 
-    The states differ, for example in their random numbers. They travel through the process group, and only
-    rank 0 writes. No rank returns before the snapshot has its final name.
+    The states differ, for example in their random numbers. Rank 0 gets all states through the process group,
+    and only rank 0 writes. No rank returns before the snapshot has its final name.
     """
     raise NotImplementedError("06b.4: rank 0 saves what all ranks have")
 
 
 def load_together(folder, job):
-    """Return `(step, state)` on each rank, with this rank's own state, or None on all ranks.
+    """Return `(step, state)` on each rank, with this rank's own state. If there is no good snapshot, return
+    None on all ranks.
 
-    All ranks call this. Only rank 0 looks into its folder, and it sends all ranks what it finds. On
-    another machine, the folder of that name may contain other files or not exist at all, and the result
-    is nonsense if ranks continue from different steps. The number of processes is the same as when the
-    snapshot was saved.
+    All ranks call this. Only rank 0 looks into its folder, and it sends what it finds to all ranks. The other
+    ranks must not look into theirs: on another machine, the folder with this name may contain other files or
+    not exist at all, and the run would be useless if ranks continued from different steps. The number of
+    processes is the same as when the snapshot was saved.
     """
     raise NotImplementedError("06b.4: all ranks take what rank 0 finds")

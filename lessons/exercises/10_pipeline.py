@@ -10,16 +10,16 @@ A schedule is a list of pairs, the actions of one stage in order:
 
     [("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)]
 
-The number in a pair is the number of the micro-batch. Stages and micro-batches are numbered from 0. For
-three stages and four micro-batches, the schedules are, in short (F2 is ("forward", 2)):
+The number in a pair is the number of the micro-batch. Stages and micro-batches are numbered from 0. For three
+stages and four micro-batches, the schedules are as follows, where F2 is short for ("forward", 2):
 
     gpipe, every stage    F0 F1 F2 F3 B0 B1 B2 B3
     1f1b, stage 0         F0 F1 F2 B0 F3 B1 B2 B3
     1f1b, stage 1         F0 F1 B0 F2 B1 F3 B2 B3
     1f1b, stage 2         F0 B0 F1 B1 F2 B2 F3 B3
 
-Part 5 does not depend on the other parts, because it is given its schedules. Do not change a schedule or any
-other list that you are given, and do not use torch.distributed.pipelining in any part.
+Part 5 does not depend on the other parts, because the grader gives it the schedules. Do not change a schedule
+or any other list that you are given, and do not use torch.distributed.pipelining in any part.
 
     10.1 (1 point)   GPipe: all forwards, then all backwards
     10.2 (3 points)  1F1B: each backward as soon as possible
@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 
 def gpipe(stage, stages, microbatches):
-    """Return the schedule of one stage: all forwards, then all backwards, each in order from number 0."""
+    """Return the schedule of one stage: all forwards, then all backwards, both in micro-batch order."""
     raise NotImplementedError("10.1: GPipe: all forwards, then all backwards")
 
 
@@ -60,16 +60,16 @@ def timeline(schedules, forward_times, backward_times):
         A backward can begin only after this stage has finished the forward, and the next stage has finished
         the backward, for the same micro-batch.
 
-    Return a list for each stage, with a pair (begin, end) for each of the stage's actions in the order of
-    its schedule. Any schedules may be given, not only the two above, and a stage may have no action at all.
-    If an action can never begin, because the action that it waits for never comes or is waiting for it in
-    turn, raise ValueError.
+    Return a list that contains one list for each stage, with a pair (begin, end) for each of the stage's
+    actions in the order of its schedule. Any schedules may be given, not only GPipe and 1F1B, and a stage may
+    have no action at all. If an action can never begin, because the action that it waits for never comes or
+    is waiting for it in turn, raise ValueError.
     """
     raise NotImplementedError("10.3: the timeline: when each action begins and ends")
 
 
 def idle_share(lines):
-    """Return the idle share of all stages' time, from 0 to 1, given the result of `timeline`.
+    """Return the share of all stages' time that is idle, from 0 to 1. `lines` is the result of `timeline`.
 
     The time of every stage runs from 0 until the last action of any stage ends. A stage without an action is
     idle all the time.
@@ -93,10 +93,10 @@ def run(schedule, module, inputs, targets, loss_function, shape):
     processes, perhaps only one. All tensors are float32, and all micro-batches have the same size. Each
     process is given:
 
-        schedule       its list of actions, in any order in which no stage waits forever. All stages have
+        schedule       its list of actions, in any order in which no stage waits forever. All stages run
                        their forwards in the same order, and their backwards in the same order
         module         the layers of this stage. Call it once for each forward. Its output may be a
-                       transposed view, and gloo sends only contiguous tensors
+                       transposed view, but gloo sends only contiguous tensors
         inputs         on the first stage a list with the images of each micro-batch, elsewhere None
         targets        on the last stage a list with the targets of each micro-batch, elsewhere None
         loss_function  loss_function(output, target) is the mean loss of one micro-batch
@@ -111,16 +111,17 @@ def run(schedule, module, inputs, targets, loss_function, shape):
     nothing else, and nothing to any other stage. The grader counts the messages from outside, during the
     run and at its end.
 
-    `dist.send` waits until the other side receives. Under 1F1B, one stage sometimes sends an output while
-    its neighbor sends a gradient, and with `dist.send` both would wait forever. So start a send with
-    `dist.isend`, continue, and later call `wait()` on the handle that it returned: for an output when the
-    output's gradient has arrived, and for all other sends before you return. Call `wait()` exactly once for
-    each handle. With gloo, `is_completed()` is False until then, and a second `wait()` never returns.
+    `dist.send` waits until the other side receives. Under 1F1B, one stage sometimes sends an output while its
+    neighbor sends a gradient, and with `dist.send` both would wait forever. So start a send with
+    `dist.isend`, continue, and later call `wait()` on the handle that it returned. For an output, call
+    `wait()` when the output's gradient has arrived; for all other sends, call it before you return. Call
+    `wait()` exactly once for each handle. With gloo, `is_completed()` is False until you call `wait()`, and a
+    second `wait()` never returns.
 
     Release the input, the output and the loss of a micro-batch during its backward: otherwise 1F1B saves no
     memory. You may hold one micro-batch more than the schedule requires, because a variable may still point
     to its tensors. The handle that `dist.isend` returns keeps the sent tensor alive for as long as you keep
-    the handle, and an output keeps alive everything that led to it. So send `output.detach()`, and release
-    the handle together with the output.
+    the handle, and an output keeps alive all activations from which it was computed. So send
+    `output.detach()`, and release the handle together with the output.
     """
     raise NotImplementedError("10.5: one stage at work, in its own process")

@@ -7,33 +7,34 @@ two matrices and of the activations between them, and only two tensors travel: o
 backward.
 
 Two ways to cut. A linear layer computes `x @ W + b`. If you cut W by columns, each process computes some of
-the outputs from the whole input. If you cut W by rows, each process uses some of the inputs and gets a part
-of every output, and the parts must be added up. If the first layer is cut by columns and the second by
-rows, the shards fit together, and nothing has to be sent between the layers. GELU is applied to each number
-separately, so it can stay between them.
+the outputs from the whole input. If you cut W by rows, each process uses some of the inputs and gets only a
+part of every output (a partial sum), and the parts of all processes must be added up. If the first layer is
+cut by columns and the second by rows, the outputs that a process has are exactly the inputs that it needs
+next, and nothing has to be sent between the layers. GELU is applied to each number separately, so it needs no
+communication either.
 
-PyTorch stores W transposed: `nn.Linear(4, 6).weight` has the shape 6 x 4, outputs x inputs, and
-`torch.nn.functional.linear(x, weight, bias)` expects it in this form. A column of W is a row of the stored
-weight.
+PyTorch stores W transposed: `nn.Linear(4, 6).weight` has the shape 6 x 4 (outputs x inputs), and
+`torch.nn.functional.linear(x, weight, bias)` expects the weight in this form. So a column of W is a row of
+the stored weight.
 
-What travels. Each process works on a copy of the same x. In backward, each process computes only its part
-of the gradient of x, so the parts must be added up. At the output it is the other way round: the parts are
-added up in forward, and in backward each part gets the gradient of the sum unchanged. In lesson 08, each
-rank had its own loss, so gradients were added up too. Here all ranks compute the same loss, so each rank
-already has the whole gradient of the sum.
+What travels. Each process works on a copy of the same x. In backward, each process computes only its part of
+the gradient of x, so the parts must be added up. At the output it is the other way round: the parts are added
+up in forward, and in backward each part gets the gradient of the sum unchanged. In lesson 08, each rank had
+its own loss, so the gradients of all ranks had to be added up. Here all ranks compute the same loss, so each
+rank already has the whole gradient of the sum.
 
-You write these two operations as autograd functions that mirror each other. `forward` computes the result.
-`backward` is given the gradient of the result, and returns the gradient of the input. `context` can keep
-data between the two, but you do not need it here. Megatron-LM calls the two functions f and g; here they
-are `Copy` and `Sum`.
+You write the two operations, copying x and adding up the parts, as autograd functions that mirror each other.
+`forward` computes the result. `backward` is given the gradient of the result, and returns the gradient of the
+input. `context` can keep data from `forward` for `backward`, but you do not need it here. Megatron-LM calls
+the two functions f and g; here they are `Copy` and `Sum`.
 
     x --Copy--> up (columns) --> gelu --> down (rows) --Sum--> + bias
        identity forward                              all_reduce forward
        all_reduce backward                           identity backward
 
-`dist.all_reduce(tensor)` adds up in place. Autograd may still need the tensor that it gave you, or may have
-given the same tensor to another function, so add up in a copy. `tensor.contiguous()` makes no copy if the
-tensor is already contiguous.
+`dist.all_reduce(tensor)` overwrites the tensor with the sum. Autograd may still need the tensor that it gave
+you, or may have given the same tensor to another function, so call `all_reduce` on a copy.
+`tensor.contiguous()` makes no copy if the tensor is already contiguous.
 
 The process group already exists: use `torch.distributed`, but not its modules `tensor` and `nn`, which
 contain ready-made classes and functions for this. All ranks call everything in the same order, with the
@@ -101,8 +102,8 @@ class ColumnLinear(nn.Module):
 
     It is made from the whole weight and bias (or None), and keeps this rank's shard as the parameters
     `weight` and `bias`. If there is no bias, `bias` is None; `nn.Parameter(None)` would be an empty tensor.
-    After backward, a parameter's gradient is its shard of the whole gradient, and x gets the whole gradient
-    on every rank. x may have any number of dimensions; the last dimension contains the inputs.
+    After backward, a parameter's gradient is this rank's shard of the whole gradient, and x gets its whole
+    gradient on every rank. x may have any number of dimensions; the last dimension contains the inputs.
     """
 
     def __init__(self, weight, bias):
@@ -118,8 +119,8 @@ class RowLinear(nn.Module):
 
     It is made like ColumnLinear, and has the parameters `weight` (this rank's shard) and `bias` (the whole
     bias, or None). The outputs contain the bias once, however many ranks there are. After backward, the
-    gradient of `weight` is its shard of the whole gradient. `bias` and this rank's shard of x get their
-    whole gradients.
+    gradient of `weight` is this rank's shard of the whole gradient. `bias` and this rank's shard of x get
+    their whole gradients.
     """
 
     def __init__(self, weight, bias):
@@ -132,7 +133,7 @@ class RowLinear(nn.Module):
 
 class FeedForward(nn.Module):
     """`down(gelu(up(x)))`: x and the output are whole on every rank, and the activations between them are
-    cut.
+    sharded.
 
     It is made from the whole weights and biases, and has two layers, `up` and `down`. A forward pass calls
     all_reduce once, with a tensor as large as x, and so does a backward pass. Nothing else is sent.
@@ -147,20 +148,20 @@ class FeedForward(nn.Module):
 
 
 def clip_gradients(model, largest):
-    """Scale the gradients so that their norm is at most `largest`, as one process would. Return the norm.
+    """Scale the gradients so that their norm is at most `largest`, as one process with the whole model would.
+    Return the norm.
 
-    The norm is the square root of the sum of the squares of all gradients of the model. Return the norm
-    from before the scaling, as a float. If it is larger than `largest`, multiply the `grad` of every
-    parameter by `largest / norm`. (torch.nn.utils adds 1e-6 to the norm, which is too much when all
+    The norm is the square root of the sum of the squares of all gradients of the model. Return the norm from
+    before the scaling, as a float. If it is larger than `largest`, multiply the `grad` of every parameter by
+    `largest / norm`. (`torch.nn.utils.clip_grad_norm_` adds 1e-6 to the norm, which is too much when all
     gradients are tiny.)
 
-    `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers,
-    which are the same on every rank, with the same gradients. Count every number of the whole model once:
-    count the numbers of a shard on the rank that has the shard; a number that all ranks have counts once in
-    total, not once per rank. All ranks must get the same norm, or parameters that are the same everywhere
-    would drift apart. Parameters whose gradient is None do not count, but a frozen parameter that has a
-    gradient does. Send no gradients, only a sum or two.
-    Ranks without any shard (3 columns, 4 processes) call this function too, even if they have no
-    number to add.
+    `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers, which
+    are the same on every rank, with the same gradients. Count every number of the whole model exactly once:
+    each rank counts the numbers of its own shards, and a number that all ranks have counts once in total, not
+    once per rank. All ranks must get the same norm, or parameters that are the same everywhere would drift
+    apart. Parameters whose gradient is None do not count, but a frozen parameter that has a gradient does.
+    Send no gradients, only a sum or two. Ranks whose shards are empty (as on one of 4 processes, if there are
+    only 3 columns) call this function too.
     """
     raise NotImplementedError("11.5: the norm of all gradients, and clipping")

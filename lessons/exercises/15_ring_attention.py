@@ -1,51 +1,52 @@
 """Exercise 15: attention around a ring, with shared heads. 17 points, about 240 minutes.
 
-A text is too long for one process, so its positions are sharded: each process has the queries, keys and
+The texts are too long for one process, so their positions are sharded: each process has the queries, keys and
 values of some positions of every text. A query attends to all positions up to its own, and the keys and
-values of most of these are on other processes. So the keys and values travel around the ring, one shard at
-a time, and each process computes attention with the shard that it holds at the moment. A process never
-holds the keys and values of more than three processes.
+values of most of these positions are on other processes. So the keys and values travel around the ring, one
+shard at a time, and each process computes attention with the shard that it holds at the moment. A process
+never holds the keys and values of more than three processes.
 
 Tensors. `query`, `key` and `value` have the shape texts x heads x positions x size, with the positions of
 this process only. They may be views that are not contiguous, as in a real model. Do not change them. `key`
-and `value` may have fewer heads than `query`, as described below. Output and log-sum-exp have the heads of
-`query`. A query at position p attends to the keys at positions 0 to p. Its scores are the products with these
-keys, each divided by the square root of the size. The output is the sum of the values, weighted by the
-softmax of the scores.
+and `value` may have fewer heads than `query`, as described below. Output and log-sum-exp have as many heads
+as `query`. A query at position p attends to the keys at positions 0 to p. Its scores are its dot products
+with these keys, each divided by the square root of the size. The output is the sum of the values, weighted by
+the softmax of the scores.
 
 Shared heads. In lesson 15, every head has its own keys and values. Most large models share them (grouped
-query attention): with 6 heads of queries and 2 heads of keys and values, heads 0, 1 and 2 of the queries use
-head 0 of the keys and values, and heads 3, 4 and 5 use head 1. A shared head must not travel several times:
-keys, values and their gradients are sent with as many heads as `key` has. The gradient of a shared head is
-the sum over all heads of queries that use it.
+query attention): with 6 query heads and 2 key-value heads, query heads 0, 1 and 2 use key-value head 0, and
+query heads 3, 4 and 5 use key-value head 1. A shared head must not travel several times: keys, values and
+their gradients are sent with as many heads as `key` has. The gradient of a shared head is the sum of the
+gradients from all query heads that use it.
 
 Some of the keys at a time. With only some of the keys, the output for a query is a mean of their values,
-weighted by a softmax over these keys alone. This softmax divides by the sum of exp(score). The mean no
-longer contains this sum, but you need it to merge two outputs. So the logarithm of the sum is kept with
-each output: the log-sum-exp, with the shape texts x heads x positions x 1. With no keys at all, the sum is
-0, its logarithm is -inf, and the output is zeros.
+weighted by a softmax over these keys alone. This softmax divides by the sum of exp(score). The output alone
+no longer tells you this sum, but you need it to merge two outputs. So the logarithm of the sum is kept with
+each output: the log-sum-exp, with the shape texts x heads x positions x 1. With no keys at all, the sum is 0,
+its logarithm is -inf, and the output is zeros.
 
-Numbers. In float32, exp(89) is too large and exp(-104) is 0, and the scores of a single head may lie
-outside this range on both sides. So apply exp only to differences between numbers of similar size, as
+Numbers. In float32, exp(89) overflows and exp(-104) is 0, and the scores of a single head may lie outside
+this range on both sides. So apply exp only to differences between numbers of similar size, as
 `torch.logsumexp` and `torch.logaddexp` do. Note that -inf - (-inf) is NaN.
 
-Zigzag. A text is split into chunks of the same size, two for each process. Rank 0 has the first and the
-last chunk, rank 1 the second and the second to last, and so on. An early chunk, whose queries attend to few
-keys, is paired with a late chunk. The early chunk is the first half of a process's positions, and the late
-chunk is the second half.
+Zigzag. A text is split into chunks of the same size, two for each process. Rank 0 has the first and the last
+chunk, rank 1 the second and the second to last, and so on. An early chunk, whose queries attend to few keys,
+is paired with a late chunk, whose queries attend to many, so all processes have about the same work. The
+early chunk is the first half of a process's positions, and the late chunk is the second half.
 
-Backward. The weights of a query add up to 1, so the same number is subtracted from the gradients of all of
-them. Let `weights` be exp(score - log_sum_exp), where log_sum_exp is over all keys, and let `gradient` be
-the gradient of the output. Then:
+Backward. The softmax weights of a query always add up to 1: when one weight grows, the others shrink. This is
+why the gradient of the score contains a number that is subtracted, the same number for all keys of a query.
+Let `weights` be exp(score - log_sum_exp), where log_sum_exp covers all keys, and let `gradient` be the
+gradient of the output. Then:
 
     gradient of the value:   weights.mT @ gradient
     gradient of the score:   weights * (gradient @ value.mT - (gradient * output).sum(-1, keepdim=True))
 
-The process group already exists. All ranks call the same functions, with shards of the same size. Torch's
-own context parallelism has been removed; you may use everything else. The grader measures from outside how
-many bytes each process sends to each other process, and how much memory it holds at most.
+The process group already exists. All ranks call the same functions, with shards of the same size. The grader
+removes PyTorch's own context parallelism; you may use everything else. It measures from outside how many
+bytes each process sends to every other process, and how much memory it holds at most.
 
-    15.1 (2 points)  the zigzag order, as data
+    15.1 (2 points)  which positions a rank has in zigzag order, and which halves meet
     15.2 (4 points)  attention over some of the keys
     15.3 (2 points)  merge two results into one
     15.4 (5 points)  forward around the ring
@@ -57,7 +58,8 @@ import torch.distributed as dist
 
 
 def pass_on(tensor):
-    """Send a tensor to the right, and return the tensor of the same size from the left. Ready to use.
+    """Send a tensor to the right, and return the tensor of the same size that comes from the left. This
+    function is complete.
 
     Right is rank + 1, or rank 0 for the last rank. With one process, nothing is sent.
     """
@@ -75,18 +77,18 @@ def pass_on(tensor):
 def positions(length, rank, world_size):
     """Return the positions of a text that a rank has in zigzag order: a tensor of integers, ascending.
 
-    `length` is a multiple of 2 * world_size. The grader asks for the positions of all ranks, not only those
-    of this process's rank.
+    `length` is a multiple of 2 * world_size. The grader calls this function for all ranks, not only for the
+    rank of this process.
     """
     raise NotImplementedError("15.1: the positions that a rank has")
 
 
 def meetings(rank, owner):
-    """Return which half of a rank's queries needs which half of the owner's keys.
+    """Return which half of the queries on rank `rank` needs which half of the keys from rank `owner`.
 
     The result is a sorted list of pairs (half of the queries, half of the keys). A half is 0 for the early
-    chunk and 1 for the late chunk. Leave out a pair in which all keys are later than all queries, because
-    none of these keys counts. The number of processes makes no difference.
+    chunk and 1 for the late chunk. Leave out a pair in which all keys are later than all queries, because no
+    query attends to a later key. The result does not depend on the number of processes.
     """
     raise NotImplementedError("15.1: the halves that meet")
 
@@ -96,7 +98,8 @@ def attend(query, key, value, query_positions, key_positions):
 
     `query_positions` and `key_positions` are tensors of one dimension, in any order. The number of keys may
     differ from the number of queries, and some queries may attend to none of these keys. The function is
-    never called without any keys: a caller without keys already has the zeros and -inf described above.
+    never called without any keys: a caller without keys already knows the result, the zeros and -inf
+    described above.
     """
     raise NotImplementedError("15.2: attention over some of the keys")
 
@@ -114,12 +117,12 @@ def ring_forward(query, key, value):
     """Attention of this process's queries over the keys of all processes. Return (output, log_sum_exp).
 
     The positions are in zigzag order. Send keys and values to the right only. The keys and values of each
-    process are sent world_size - 1 times, because after the last step they are no longer needed. At no time
-    may a process hold the keys and values of more than three processes: its own, those that it computes
+    process are sent world_size - 1 times, because after the last step no process needs them any more. At no
+    time may a process hold the keys and values of more than three processes: its own, those that it computes
     with, and those that are arriving. The copy that pass_on makes of a view, in order to send it, does not
-    count. Merge each result of attend at once: keeping the outputs of all steps would use up the memory
-    that the ring saves. Do not multiply halves that do not meet: whatever is in a half whose keys are all
-    later, even NaN, must not get into the output.
+    count. Merge each result of attend at once: keeping the outputs of all steps would use up the memory that
+    the ring saves. Do not multiply queries and keys of halves that do not meet (see `meetings`): if all keys
+    of a half are later, nothing from this half, not even NaN, may get into the output.
     """
     raise NotImplementedError("15.4: forward around the ring")
 
@@ -127,12 +130,13 @@ def ring_forward(query, key, value):
 def ring_backward(query, key, value, output, log_sum_exp, gradient):
     """Return the gradients of this process's query, key and value, in this order.
 
-    `output` and `log_sum_exp` are the results of ring_forward, and `gradient` is the gradient of the
-    output. You compute the gradients yourself, so you need no autograd graph. The queries of every process
-    contribute to the gradient of a key. So this gradient travels with the key, each process adds its part,
-    and at the end the gradient must be on the process that has the key. Gradients may therefore travel once
-    more than keys and values, which again travel world_size - 1 times. Again, everything is sent to the
-    right, a process holds the keys, values and gradients of at most three processes, and halves that do not
-    meet are not multiplied.
+    `output` and `log_sum_exp` are the results of ring_forward, and `gradient` is the gradient of the output.
+    You compute the gradients yourself, so you need no autograd graph. The queries of every process contribute
+    to the gradient of a key. So this gradient travels around the ring with the key, each process adds its
+    part, and at the end the gradient must be back on the process that the key came from. (For values, it is
+    the same.) Gradients may therefore be sent once more than keys and values, which are sent world_size - 1
+    times, as in ring_forward. The other rules of ring_forward hold too: everything is sent to the right, a
+    process holds the keys, values and gradients of at most three processes, and halves that do not meet are
+    not multiplied.
     """
     raise NotImplementedError("15.5: backward around the ring")

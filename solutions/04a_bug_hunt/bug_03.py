@@ -4,8 +4,8 @@ A user reports: "All epochs run, the loss goes down, and then the job never ends
 GPUs are idle. With one process the job ends as it should. I have to press Ctrl-C, and the accuracy is never
 printed."
 
-What is wanted: process 0 returns the accuracy over the test images of all processes, of which some may have
-none. The other processes return None.
+What is wanted: process 0 returns the accuracy over the test images of all processes, and the other processes
+return None. Some processes may have no test images.
 
     04a.3 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
@@ -40,7 +40,7 @@ def train(model, images, labels, test_images, test_labels, epochs, lr):
         loss.backward()
         optimizer.step()
 
-    # cut 04a.3: all processes measure, one reports
+    # cut 04a.3: all processes measure, and process 0 reports
     accuracy = measure(model, test_images, test_labels)
     if dist.get_rank() == 0:
         print(f"accuracy {accuracy:.2%}")

@@ -5,8 +5,8 @@ different answers for the same image, and the snapshot of process 0 is worse tha
 GPU. Without accumulation, everything is fine."
 
 What is wanted: every step is the step that a single process would make with the small batches of all
-processes as one large batch. The small batches stay small, and each has its own forward and backward pass,
-because the large batch does not fit into memory. Exchanging gradients is slow, so it happens once per step.
+processes as one large batch. Each small batch must still have its own forward and backward pass, because the
+large batch does not fit into memory. Exchanging gradients is slow, so it happens once per step.
 
     04a.6 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
@@ -24,12 +24,12 @@ KIND = "exchange"
 
 
 def train(model, images, labels, batch_size, accumulate, lr):
-    """Every process has its own images, enough for whole steps. Train the model in place."""
+    """Every process has its own images, `accumulate` batches for each step. Train the model in place."""
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     batches = zip(images.split(batch_size), labels.split(batch_size), strict=True)
     for number, (batch, targets) in enumerate(batches, start=1):
-        # cut 04a.6: exchange what has accumulated, in the last backward pass
+        # cut 04a.6: exchange the accumulated gradients in the last backward pass of each step
         apart = number % accumulate != 0
         # instead: apart = number % accumulate != 1
         # end

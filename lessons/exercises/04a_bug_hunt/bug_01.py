@@ -3,8 +3,9 @@
 A user reports: "Two GPUs, 30 epochs. The loss curve looks like a comb: it has the same teeth at the same
 steps in every epoch. The model ends up worse than on a single GPU, where the curve was only noisy."
 
-What is wanted: each epoch uses all images, in a new random order, which is split anew between the
-processes. (A few images appear twice if the processes could not get the same number otherwise.)
+What is wanted: in each epoch, the processes train on all images, in a new random order that is split between
+them anew. (If the images cannot be divided evenly, a few of them are used twice, so that each process has the
+same number of images.)
 
     04a.1 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """

@@ -1,12 +1,12 @@
 """Exercise 04a, bug 2 of 10. 3 points. Read first: notebook 03.
 
 A user reports: "With 4 GPUs, the accuracy is a little worse than with one. I counted: in one epoch over my
-60000 images, all processes together see only 41000 different images. In the next epoch they are different
-ones."
+60000 images, all processes together see only 41000 different images. In the next epoch, they see a different
+set of images."
 
-What is wanted: each epoch uses all images in a new random order, which is split between the processes.
-Another `seed` gives another order. Each process has the same number of images, and no image is used twice.
-(A few images may be left over, fewer than there are processes.)
+What is wanted: in each epoch, the processes train on all images, in a new random order that is split between
+them. A different `seed` gives a different order. Each process has the same number of images, and no image is
+used twice in an epoch. (A few images may be left over, fewer than there are processes.)
 
     04a.2 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """

@@ -1,8 +1,8 @@
 """Exercise 04a, bug 4 of 10. 3 points. Read first: notebook 03.
 
-A user reports: "With one process, the model trains well. With two, the loss jumps up and down, and with
-eight it is NaN after a few steps, although I have not changed the learning rate. A smaller learning rate
-helps, but then the results differ."
+A user reports: "With one process, the model trains well. With two, the loss jumps up and down, and with eight
+it is NaN after a few steps, although I have not changed the learning rate. A smaller learning rate helps, but
+then the results differ from the results with one process."
 
 What is wanted: every step is the step that a single process would make with the same settings, if its batch
 contained the images of all processes. (All processes have the same number of images.)
@@ -18,7 +18,7 @@ KIND = ""
 
 
 def exchange_gradients(model):
-    """After backward: a single all_reduce for all gradients is faster than one for each gradient."""
+    """Called after backward. One all_reduce for all gradients is faster than one per gradient."""
     gradients = [parameter.grad for parameter in model.parameters()]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)

@@ -5,9 +5,10 @@ learns, whatever I do: the parameters move, but thousands of times less than bef
 anywhere."
 
 What is wanted: a step is the same as without GradScaler. The norm of all gradients together is limited to
-`max_norm`, and the scale must not influence whether a gradient is too large. But a step whose gradients are
-not finite is skipped, and afterwards the scale is halved: GradScaler exists for this. It does happen here,
-because one of the images is broken. The loss must still be scaled, by the scaler that `train` is given.
+`max_norm`, and the scale must not influence whether a gradient is too large. Only a step whose gradients are
+not finite is different: it is skipped, and afterwards the scale is halved. GradScaler exists for such steps,
+and one occurs here, because one of the images is broken. The loss must still be scaled with the scaler that
+`train` is given.
 
     04a.5 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
@@ -22,7 +23,7 @@ KIND = ""
 def train(model, images, labels, batch_size, lr, momentum, max_norm, scaler):
     """Every process has its own images. Train the model in place.
 
-    `scaler` is a torch.amp.GradScaler. The script leaves out autocast, because the bug does not need it.
+    `scaler` is a torch.amp.GradScaler. The script does not use autocast, because the bug occurs without it.
     """
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum)

@@ -2,11 +2,11 @@
 
 A user reports: "The result depends on the number of processes, but only a little. If I throw away images
 until each process has the same number, the difference disappears. But I need all images: one hospital sends
-me 900, the other 100."
+me 900 images, the other only 100."
 
 What is wanted: every step is the step that a single process would make with the batches of all processes as
 one batch, in which every image has the same weight. No image is left out, and no image is used twice. A
-process with few images may have none for the last steps.
+process with few images may have an empty batch in the last steps.
 
     04a.7 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
@@ -20,7 +20,7 @@ KIND = ""
 
 
 def train(model, images, labels, steps, lr):
-    """Every process has its own images, some more and some fewer, and makes `steps` batches of them."""
+    """Every process has its own images, some more than others, and cuts them into `steps` batches."""
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     batches = zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True)

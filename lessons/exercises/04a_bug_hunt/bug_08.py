@@ -4,9 +4,10 @@ A user reports: "Our cluster stops jobs and starts them again. A job that was st
 better training loss and a worse test accuracy than a job that was never stopped. Both were supposed to
 train 90 epochs."
 
-What is wanted: a job that is stopped at any moment and started again ends like a job that was never
-stopped. It loses no more than the epoch in which it was stopped. "Any moment" includes the time while the
-snapshot is being written. Epoch N has its own order of the images, whenever it is trained.
+What is wanted: a job that is stopped at any moment and started again ends with the same result as a job that
+was never stopped. It repeats at most the epoch in which it was stopped. "Any moment" includes the time while
+the snapshot is being written. The order of the images in epoch N depends only on N, not on how often the job
+was stopped.
 
     04a.8 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
@@ -22,7 +23,7 @@ KIND = ""
 
 
 def train(model, images, labels, epochs, batch_size, lr, momentum, path):
-    """Every process has its own images, the same number on each. `path` is where the snapshot is written."""
+    """Every process has equally many images of its own. `path` is the file of the snapshot."""
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
     first = 0
     if os.path.exists(path):

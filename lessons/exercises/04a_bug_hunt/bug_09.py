@@ -1,12 +1,12 @@
 """Exercise 04a, bug 9 of 10. 3 points. Read first: notebook 04.
 
-A user reports: "On one machine with two GPUs, everything is fine. On two such machines, each with its own
-`torchrun`, the second machine fails at once: no such device. On machines with spare GPUs it runs, but the
-second machine leaves its first two GPUs empty."
+A user reports: "On one machine with two GPUs, everything is fine. When I start `torchrun` on two such
+machines, the processes on the second machine fail at once: no such device. On machines with enough spare
+GPUs, the job runs, but the first two GPUs of the second machine stay empty."
 
-What is wanted: the processes on a machine use the machine's devices from the first one on, each process its
-own device. The number of processes and the number of devices may differ from machine to machine. Nothing
-else changes, for example which process trains with which images.
+What is wanted: the first process on a machine uses the machine's first device, the second process uses the
+second device, and so on. The number of processes and the number of devices may differ from machine to
+machine. Do not change anything else, such as which process trains with which images.
 
     04a.9 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
@@ -23,8 +23,8 @@ KIND = ""
 def train(model, images, labels, batch_size, lr, devices):
     """Every process has all images. `devices` contains the devices of this machine.
 
-    The grader has no GPUs and only simulates them: `device.put(x)` stands for `x.to(device)`. The
-    environment is the one that torchrun sets. Train the model in place.
+    The grader has no GPUs and only simulates them: `device.put(x)` stands for `x.to(device)`. The environment
+    variables have the values that torchrun would set. Train the model in place.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = devices[rank]

@@ -4,9 +4,10 @@ A user reports: "My model has batch norm. After training, I compared all paramet
 they are equal. But for the same test image, the processes give different answers, and no answer is as good
 as the answer from a single GPU."
 
-What is wanted: for the same test image, all processes give the same answer, and it depends on the images of
-every process, not only on the images of one. Where the models of the processes have ended up with different
-numbers, replace these by their plain mean. The effect of training on the parameters does not change.
+What is wanted: for the same test image, all processes give the same answer, and this answer depends on the
+training images of every process, not only on the images of one process. Where the models of the processes
+contain different numbers after training, replace these numbers by their plain mean. Training must still
+change the parameters exactly as it does now.
 
 The script needs torch 2.13: one of the arguments of DistributedDataParallel is new in that release.
 
@@ -22,8 +23,8 @@ KIND = ""
 
 
 def train(model, images, labels, batch_size, lr, test_images):
-    """Every process has its own images, the same number on each, and the same test images. Return the
-    answers.
+    """Every process has its own images, the same number on each process. All processes have the same test
+    images. Return the model's answers for the test images.
     """
     model.train()
     parallel = nn.parallel.DistributedDataParallel(model, forward_sync_buffers=False)
