@@ -53,7 +53,7 @@ BUDGET = 500_000  # bytes of a page before its pictures
 WIDGETS = builder.WIDGETS
 ON_A_PHONE = ("scrollable-region-focusable", "target-size")
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "Home": 36, "/": 191, "k": 75}
-KEYS |= {"ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
+KEYS |= {"Delete": 46, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
 CTRL = 2
 # What a page must not do while it is open.
 COMPLAINTS = {
@@ -244,7 +244,7 @@ FOREIGN = """--cpus-per-task --ntasks-per-node --time --short --pid --prefix --u
     --file --durations --junitxml --logdir --display-name --region --worker-pool-spec --local-rank
     --no_local_rank --dist-url --multiprocessing-distributed --scale-down-unneeded-time --rounds
     --sync-always --lf --pdb --gpus-per-task --cap-add --index-url --ngpu --generate-hashes
-    --python-version --universal"""
+    --python-version --universal --use_deepspeed --zero_stage"""
 SMART = "[\u2013\u2014\u2018\u2019\u201c\u201d]"  # dashes and quotes that a builder may put in place of ours
 
 
