@@ -540,7 +540,7 @@ def test_parameters_and_memory_can_be_typed(page):
     type_in(page, "memory", "-3")
     said = page.ask(one("#widget [role=status]") + ".textContent")
     assert said == "memory per GPU, in GB: type a number, such as 80."
-    page.ask(f"location.hash = '{'params=13000000000&gpus=8'}'")
+    page.ask("location.hash = 'params=13000000000&memory=40000000000&gpus=8'")
     answered(page, inputs_of(planner, params=13e9, memory=40e9, gpus=8))
 
 
