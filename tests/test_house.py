@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -40,6 +41,7 @@ def test_the_pages_say_what_the_lessons_say(tmp_path, monkeypatch):
     assert page.read_text() == right.read_text()
 
 
+@pytest.mark.skipif(not shutil.which("patch"), reason="needs patch: make tools installs it")
 def test_the_diffs_on_the_pages_turn_each_lesson_into_the_next(tmp_path):
     """`patch` reads them off the page: what a reader copies by hand arrives at the next lesson."""
     for lesson in lessons.LESSONS[1:]:

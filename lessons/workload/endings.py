@@ -86,7 +86,8 @@ def release_group():
     (https://github.com/pytorch/pytorch/issues/190489).
     """
     if dist.is_initialized() and dist.get_backend() == "gloo":  # an exception ended the run
-        sys.last_value = sys.last_traceback = None  # its frames refer to the model
+        # Their frames refer to the model. Python 3.12 added last_exc.
+        sys.last_exc = sys.last_value = sys.last_traceback = None
         dist.destroy_process_group()
     for thing in gc.get_objects():
         if type(thing) is dist.DeviceMesh:  # DTensor caches meshes, and meshes keep groups

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -382,6 +383,7 @@ HOPS = {
 }
 
 
+@pytest.mark.skipif(not shutil.which("patch"), reason="needs patch: make tools installs it")
 @pytest.mark.parametrize("folder", HOPS, ids=lambda folder: folder.name)
 def test_the_page_has_the_diffs(tmp_path, folder):
     found = re.findall(r"```diff\n(.*?)```", (folder / "README.md").read_text(), re.S)

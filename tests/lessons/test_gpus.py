@@ -63,11 +63,13 @@ def test_lessons_with_a_mesh_let_nccl_connect_at_the_start():
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """As if the machine had so many: only their count is replaced."""
+    """As if the machine had so many."""
 
     def gpus(count):
         for module in (workload.options, workload.machine):
             monkeypatch.setattr(module, "gpu_count", lambda: count)
+        # Without a driver, a build of torch for CUDA cannot be asked what the GPU is.
+        monkeypatch.setattr(workload.machine, "require_kernels", lambda device: None)
 
     return gpus
 

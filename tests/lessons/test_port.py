@@ -1,6 +1,7 @@
 """The port of a whole script on the page "Your own script": it keeps what the lessons promise."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -53,6 +54,7 @@ def in_64_bits(folder, name):
     return copied(folder, name, "\nargs = ", "\ntorch.set_default_dtype(torch.float64)\nargs = ")
 
 
+@pytest.mark.skipif(not shutil.which("patch"), reason="needs patch: make tools installs it")
 @BOTH
 def test_the_diff_on_the_page_turns_a_script_into_its_port(tmp_path, name):
     before, after = FOLDER / f"{name.replace('after', 'before')}.py", FOLDER / f"{name}.py"

@@ -149,7 +149,7 @@ def test_sigterm_leaves_no_child_behind(tmp_path):
     mark = f"test-{tmp_path}"
     words = [sys.executable, TOOL, "--rehearse", "--out", tmp_path / "out"]
     run = subprocess.Popen(words, env=os.environ | {"MARK": mark, "TMPDIR": str(tmp_path)}, stdout=-3)
-    wait_for(lambda: len(alive(mark)) > 1, 60)
+    wait_for(lambda: len(alive(mark)) > 1 and list(tmp_path.glob("gpu-check-*")), 60)
     run.send_signal(signal.SIGTERM)
     assert run.wait(timeout=60) == 143
     wait_for(lambda: not alive(mark), 10)

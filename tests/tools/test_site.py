@@ -424,7 +424,8 @@ def test_a_notebook_may_show_some_of_the_changes(monkeypatch):
 
     monkeypatch.setattr(diff, "stored_diff", some)
     part = diff.data()["lessons"][position]
-    assert part["shown"] == [0, None, 1, 2, *[None] * (len(part["sentences"]) - 4)]
+    # The notebook begins with the code, and the first two sentences are on the docstring.
+    assert part["shown"] == [None, None, 0, None, 1, 2, *[None] * (len(part["sentences"]) - 6)]
     assert part["sentences"] == whole[position]["sentences"], "no sentence is lost"
 
 
