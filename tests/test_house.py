@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -16,6 +15,7 @@ import ladder
 import launcher
 import lessons
 import workload
+from patches import patched
 
 ROOT = launcher.ROOT
 README = (ROOT / "README.md").read_text()
@@ -41,18 +41,14 @@ def test_the_pages_say_what_the_lessons_say(tmp_path, monkeypatch):
     assert page.read_text() == right.read_text()
 
 
-@pytest.mark.skipif(not shutil.which("patch"), reason="needs patch: make tools installs it")
 def test_the_diffs_on_the_pages_turn_each_lesson_into_the_next(tmp_path):
-    """`patch` reads them off the page: what a reader copies by hand arrives at the next lesson."""
+    """git reads them off the page: what a reader copies by hand arrives at the next lesson."""
     for lesson in lessons.LESSONS[1:]:
         page = lesson.page.read_text()
         block = page.split(f"<!-- {lesson.stem}: ")[1].split(f"<!-- end of {lesson.stem} -->")[0]
         (text,) = re.findall(r"```diff\n(.*?)```", block, re.S)
         before, after = diffs.before(lesson), lesson.path
-        copy = tmp_path / before.name
-        copy.write_text(before.read_text())
-        subprocess.run(["patch", "-s", copy], input=text, text=True, check=True)
-        assert copy.read_text() == after.read_text()
+        assert patched(before.read_text(), text, tmp_path) == after.read_text()
 
 
 def test_a_lesson_has_the_number_the_title_and_the_origin_that_the_table_says():

@@ -5,7 +5,7 @@ PYTHON=${1:-.venv/bin/python}
 REQUIREMENTS=${2:-requirements.txt}
 PATH=$PATH:/usr/sbin:/sbin
 missing=
-for pair in slurmctld:slurm-wlm munged:munge ip:iproute2 chromium:chromium npm:npm bwrap:bubblewrap g++:g++ patch:patch; do
+for pair in slurmctld:slurm-wlm munged:munge ip:iproute2 chromium:chromium npm:npm bwrap:bubblewrap g++:g++; do
     command -v "${pair%:*}" >/dev/null || missing="$missing ${pair#*:}"
 done
 if [ "$missing" ]; then

@@ -34,11 +34,11 @@ def draw_ways():
         arrow(axes, (left + 2.6 + 1.4 * rank, 6.5), (left + 2.6 + 1.4 * rank, 4.9), both=True)
     arrow(axes, (5.6, 6.5), (10.4, 4.9), colour=RED, both=True)
     arrow(axes, (10.4, 6.5), (5.6, 4.9), colour=RED, both=True)
-    axes.text(8, 0.9, "orange: all-to-all, tokens there, outputs back", ha="center", size=9, color=RED)
+    axes.text(8, 0.9, "dark orange: all-to-all, tokens there, outputs back", ha="center", size=9, color=RED)
     axes.text(8, 0, "everything else is on both, as in lesson 04", ha="center", size=9)
     picture(
         "Rank 0 has its own texts, a router and experts 0 and 1. Rank 1 has its own texts, a router and "
-        "experts 2 and 3. Orange arrows go from each router to the experts of the other rank, and back."
+        "experts 2 and 3. Dark orange arrows go from each router to the experts of the other rank, and back."
     )
 
 

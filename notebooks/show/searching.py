@@ -53,7 +53,7 @@ def draw_workers(trials, again):
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
     figure.legend(handles, colours, loc="outside upper left", ncols=4, columnspacing=1)
     picture(
-        "Two workers and their trials over time. The killed worker ends with an orange bar, the lost trial, "
-        "which lasts until the other worker marks it. The other worker then tries its parameters again, "
-        "in orange."
+        "Two workers and their trials over time. The killed worker ends with a dark orange bar, the lost "
+        "trial, which lasts until the other worker marks it. The other worker then tries its parameters "
+        "again, in orange."
     )

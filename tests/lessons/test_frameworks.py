@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pretending
 from forks import Forks
 from lines import check_curve, check_what_it_printed
 from meshes import run_probe
+from patches import patched
 from processes import alive, free_port, trained
 from weights import recount
 
@@ -383,7 +383,6 @@ HOPS = {
 }
 
 
-@pytest.mark.skipif(not shutil.which("patch"), reason="needs patch: make tools installs it")
 @pytest.mark.parametrize("folder", HOPS, ids=lambda folder: folder.name)
 def test_the_page_has_the_diffs(tmp_path, folder):
     found = re.findall(r"```diff\n(.*?)```", (folder / "README.md").read_text(), re.S)
@@ -392,10 +391,7 @@ def test_the_page_has_the_diffs(tmp_path, folder):
     for text in found:
         named = re.findall(r"^(?:---|\+\+\+) (\S+)", text, re.M)
         before, after = hops.pop(tuple(Path(name).name for name in named))
-        copy = tmp_path / "before.py"
-        copy.write_text(before.read_text())
-        subprocess.run(["patch", "-s", copy], input=text, text=True, check=True)
-        assert diffs.code(copy) == diffs.code(after)
+        assert patched(diffs.code(before), text, tmp_path) == diffs.code(after)
 
 
 @pytest.mark.parametrize("script", diffs.SHARDED)

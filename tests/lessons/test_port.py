@@ -1,8 +1,6 @@
 """The port of a whole script on the page "Your own script": it keeps what the lessons promise."""
 
 import re
-import shutil
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 import diffs
 import launcher
 import pretending
+from patches import patched
 
 FOLDER = launcher.ROOT / "lessons/port"
 PAGE = launcher.ROOT / "lessons/pages/port.md"
@@ -54,16 +53,12 @@ def in_64_bits(folder, name):
     return copied(folder, name, "\nargs = ", "\ntorch.set_default_dtype(torch.float64)\nargs = ")
 
 
-@pytest.mark.skipif(not shutil.which("patch"), reason="needs patch: make tools installs it")
 @BOTH
 def test_the_diff_on_the_page_turns_a_script_into_its_port(tmp_path, name):
     before, after = FOLDER / f"{name.replace('after', 'before')}.py", FOLDER / f"{name}.py"
     block = PAGE.read_text().split(f"<!-- {name}: ")[1].split(f"<!-- end of {name} -->")[0]
-    copy = tmp_path / before.name
-    copy.write_text(before.read_text())
     text = "".join(re.findall(r"```diff\n(.*?)```", block, re.S))
-    subprocess.run(["patch", "-s", copy], input=text, text=True, check=True)
-    assert copy.read_text() == after.read_text()
+    assert patched(before.read_text(), text, tmp_path) == after.read_text()
 
 
 def test_a_script_as_people_write_it_is_100_to_140_lines_and_has_nothing_of_ours():

@@ -117,9 +117,9 @@ def main() -> int | str:
     if not arguments.rehearse and gpus == 0:
         return "error: there is no GPU here; with --rehearse, the same stages are tried without one"
     minutes = arguments.minutes or (60 if arguments.rehearse else 11)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that no child is left behind
     check = Check(arguments.out, minutes, arguments.rehearse, gpus)
     print(check.title(), flush=True)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that no child is left behind
     status = check.go(stage for number, stage in enumerate(STAGES, 1) if str(number) in arguments.stages)
     speed.draw(check.facts, arguments.out / "gpu.png", check.title())
     for row in check.rows:

@@ -23,12 +23,15 @@ STANDARD = {name: option.default for name, option in command.OPTIONS.items()}
 STANDARD |= {name: choices[0] for name, (choices, _) in command.CHOICES.items()}
 
 
+def shape_of(inputs):
+    """The model that a reader chose, or so many parameters, for which the planner guesses the layers."""
+    return {"params": inputs["params"]} if inputs.get("params") else MODELS[inputs["model"]]
+
+
 def job_of(inputs, shape=None, **others):
     """The options of the planner's command, as its parser would hand them on, for a model of these."""
     job = {name.replace("-", "_"): value for name, value in STANDARD.items()} | {"sequence_parallel": False}
-    if inputs.get("params"):
-        shape = {"params": inputs["params"]}  # the planner's command guesses the layers
-    job |= others | (shape or MODELS[inputs["model"]])
+    job |= others | (shape or shape_of(inputs))
     return job | {name: value for name, value in inputs.items() if name != "model" and value is not None}
 
 
@@ -46,9 +49,8 @@ def options(values) -> list[str]:
 def words_of(inputs, shape=None) -> str:
     """What to write behind python lessons/planner for the same plan: what differs from the defaults."""
     model = inputs["model"]
-    if inputs.get("params"):
-        shape = {"params": inputs["params"]}
-    shape = shape or ({"model": NAMED[model]} if model in NAMED else MODELS[model])
+    is_named = model in NAMED and not inputs.get("params")
+    shape = shape or ({"model": NAMED[model]} if is_named else shape_of(inputs))
     others = {name: value for name, value in inputs.items() if name not in ("model", "params")}
     chosen = {name.replace("_", "-"): value for name, value in others.items()}
     return " ".join(options(shape | {name: one for name, one in chosen.items() if one != STANDARD[name]}))

@@ -69,7 +69,7 @@ def answer(**inputs):
 
 def in_words(error):
     """An error of the planner's command, with the words of this page for its options."""
-    words = {"gpus": "the number of GPUs"} | {one["name"]: one["label"] for one in CONTROLS[3:]}
+    words = {one["name"]: one["label"] for one in CONTROLS} | {"gpus": "the number of GPUs"}
     return re.sub(r"--([a-z-]+)", lambda found: words.get(found[1].replace("-", "_"), found[0]), str(error))
 
 
