@@ -63,7 +63,7 @@ def skips(config):
     return reasons, sorted(set(reasons) - {line for line in lines if not line.startswith("#")})
 
 
-def keep_one_tier(items):
+def keep_one_tier(items, is_whole):
     """Leave each test one mark of `quick`, `long` and `night`, so that `-m "not night"` chooses by case, too.
 
     A mark may name cases of a parametrized test; one without names takes the rest:
@@ -84,14 +84,14 @@ def keep_one_tier(items):
         cases.setdefault(test, set()).add(case)
         named.setdefault(test, set()).update(name for mark in marks for name in mark.args)
     for test, names in named.items():
-        # A name that fits no case would leave out more than is meant. (Who asks for one case gets that one.)
-        if names - cases[test] and (len(cases[test]) > 1 or None in cases[test]):
+        # A name that fits no case would leave out more than is meant. (Who asks for cases gets these alone.)
+        if is_whole and names - cases[test]:
             raise pytest.UsageError(f"{test} has no case {', '.join(sorted(names - cases[test]))}")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(config, items):
-    keep_one_tier(items)
+    keep_one_tier(items, is_whole=not any("::" in word for word in config.args))
     if config.getoption("--not-again"):
         passed = set(config.cache.get(PASSED, []))
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
@@ -151,6 +151,8 @@ class Started:
 
     def __init__(self, folder, words, environment, gpus=0):
         self.folder, self.mark, self.gpus = folder, f"rungs-{uuid.uuid4().hex}", gpus
+        if reason := pretending.missing(gpus) if gpus else "":
+            pytest.skip(reason)
         self.out, self.home, self.temporary = folder / "out", folder / ".home", folder / ".tmp"
         self.seen, self.reports = folder / ".seen", folder / ".reports"
         for path in (folder, self.home, self.temporary, self.seen, self.reports):
@@ -169,6 +171,9 @@ class Started:
             | environment
         )
         environment |= pretending.environment(gpus, self.reports, environment)
+        self.compiled = folder / ".compiled"  # for a real GPU, CUDA and torch.compile keep what they compile
+        folders = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+        environment |= dict.fromkeys(folders, str(self.compiled)) if gpus and pretending.real() else {}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
         self.log = open(folder / ".log", "w+")  # noqa: SIM115
@@ -205,6 +210,7 @@ class Started:
         assert self.process.returncode != 0 or not is_left, f"a process ended with {threads}: it may abort"
         files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "error.json"]
         files = [path for path in files if path.parent not in (self.seen, self.reports)]
+        files = [path for path in files if self.compiled not in path.parents]
         files = [path for path in files if not path.name.startswith("pytorch-errorfile-")]
         files.remove(self.folder / ".log")
         outside = [str(path.relative_to(self.folder)) for path in files if self.out not in path.parents]
@@ -298,6 +304,8 @@ def forked(request, tmp_path):
 
     def forked(words, environment=None, folder="run", gpus=0):
         folder, environment = tmp_path / folder, environment or {}
+        if reason := pretending.missing(gpus) if gpus else "":
+            pytest.skip(reason)
         server = request.getfixturevalue("forks_on_gpus" if gpus else "forks")
         if gpus:
             reports = folder / ".reports"

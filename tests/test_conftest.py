@@ -31,7 +31,7 @@ TESTS = """
 def pytest_in(tmp_path):
     """Run pytest with our conftest.py on a file of tests."""
 
-    def run(text, *words):
+    def run(text, *words, cases=()):
         path = tmp_path / "tests/test_it.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
@@ -39,9 +39,10 @@ def pytest_in(tmp_path):
         shutil.copy(ROOT / "tests/conftest.py", tmp_path)
         folders = [ROOT / name for name in ("tests/helpers", "tools", "tools/testbed")]
         places = os.pathsep.join(map(str, [tmp_path, *folders]))
+        chosen = [f"{path}::test_{case}" for case in cases] or [path]
         options = ("-v", "-c", os.devnull, "--rootdir", tmp_path, "--confcutdir", tmp_path)
         return subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *words, path],
+            [sys.executable, "-m", "pytest", *options, *words, *chosen],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": places},
             capture_output=True,
@@ -95,6 +96,11 @@ def test_marks_choose_by_case(pytest_in, words, expected):
     said = pytest_in(TESTS, *words).stdout
     assert set(re.findall(r"::test_(\S+) PASSED", said)) == expected
     assert f'left out: what is not "{words[1]}"' in said
+
+
+def test_whoever_asks_for_cases_gets_these(pytest_in):
+    said = pytest_in(TESTS, "-n", "2", cases=["cases[3]", "cases[5]"]).stdout
+    assert set(re.findall(r"PASSED \S*::test_(\S+)", said)) == {"cases[3]", "cases[5]"}, said
 
 
 def test_what_has_passed_is_not_run_again(pytest_in, tmp_path):

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 EPOCHS = ("--epochs", 2)
 # GPUs, and processes, which share them where there are too few.
 SHAPES = [(1, 2), (2, 2), (3, 4), (4, 4)]
+SHARED_BY_FOUR = ("04", "06", "06b", "09", "10", "11", "15", "16")
 OPTIONS = {
     "06a_any_step": ["--snapshot-every 3"],
     "06b_preemption": ["--snapshot-every 3"],
@@ -66,12 +67,7 @@ def on_gpus(fork, start, tmp_path):
     """Run a lesson on this many GPUs. With real ones, or DataParallel's threads, nothing can be forked."""
 
     def on_gpus(lesson, processes, *arguments, gpus=TWO, folder="gpus", truly=False, refused=False):
-        if reason := pretending.missing(gpus):
-            pytest.skip(reason)
         environment = SAME_BYTES | ({"SHARE_GPU": "1"} if processes > gpus else {})
-        if pretending.real():  # what is compiled for it is no file of the run
-            folders = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-            environment |= dict.fromkeys(folders, str(tmp_path / "compiled"))
         options = {"gpus": gpus, "folder": folder, "environment": environment}
         if not (truly or pretending.real() or "data_parallel" in lesson.stem):
             result = fork(lesson.stem, processes, *arguments, refused=refused, **options)
@@ -118,6 +114,8 @@ def cases():
         for gpus, processes in SHAPES:
             many = 1 if lesson.is_one_process() else max(processes, lesson.processes)
             found.append(pytest.param(lesson, gpus, many, id=f"{lesson.number}-{gpus}"))
+        if lesson.number in SHARED_BY_FOUR:
+            found.append(pytest.param(lesson, 1, 4, id=f"{lesson.number}-1-for-4"))
     return found
 
 

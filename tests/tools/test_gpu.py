@@ -85,7 +85,9 @@ def test_a_test_that_fails_is_a_failed_row(tmp_path):
         ("bad", "failed"),
         ("not begun", "failed"),
     ]
-    assert rows[0][1] == "off by 3"
+    assert rows[0][1] == "off by 3; 0 s"
+    said = (tmp_path / "rows.failed").read_text()
+    assert said.count("==== ") == 2 and "ValueError: no such thing" in said
 
 
 @pytest.mark.long

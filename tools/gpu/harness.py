@@ -198,9 +198,12 @@ class Check:
         """End it, and keep what it has said if it failed: its folder goes."""
         child.end()
         if child.problem:
-            with open(self.out / "gpu.log", "a") as log:
-                log.write(f"==== {self.stage}: {name}: {child.problem}\n{child.text()[-20_000:]}\n")
+            self.log(f"==== {self.stage}: {name}: {child.problem}\n{child.text()[-20_000:]}\n")
         return child
+
+    def log(self, text: str) -> None:
+        with open(self.out / "gpu.log", "a") as log:
+            log.write(text)
 
     # ---- stages
 

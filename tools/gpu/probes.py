@@ -26,12 +26,13 @@ from torch.utils.data import DataLoader, Dataset
 import preflight
 import workload
 
-STEPS = ("plain", "input", "bf16", "channels_last", "fused", "compile")
+STEPS = ("repeatable", "plain", "input", "bf16", "channels_last", "benchmark", "fused", "compile")
 ROOM = 2  # pixels that an image may be moved
 # By what is in a kernel's name. The first that fits counts; what fits none is "other kernels".
 KINDS = {
     "NCCL": ("nccl",),
-    "attention": ("flash", "fmha", "attention"),
+    "attention": ("flash", "fmha", "attention", "sdpa"),
+    "optimizer": ("adam", "sgd", "multi_tensor"),
     "products": ("gemm", "nvjet", "xmma", "cutlass", "conv", "wgrad", "dgrad", "fprop"),
     "copies": ("memcpy", "memset"),
 }
@@ -101,6 +102,11 @@ def seconds_of(device, step, count):
         step()
     synchronize(device)
     return time.perf_counter() - begin
+
+
+def rounds_of(device, step, steps, rounds):
+    """Seconds of a step, in each of so many rounds."""
+    return [seconds_of(device, step, steps) / steps for _ in range(rounds)]
 
 
 def watched(device, step, count):
@@ -232,11 +238,37 @@ def memory(kind, width=4096, layers=16):
 # ---- speed --------------------------------------------------------------------------------------
 
 
-def gpt(hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, is_compiled=0):
+class OneProduct(nn.Module):
+    """The attention of lesson 13 with one matrix for query, key and value, which lesson 11 keeps apart."""
+
+    def __init__(self, attention):
+        super().__init__()
+        parts = (attention.query, attention.key, attention.value)
+        hidden = attention.query.in_features
+        self.one = nn.Linear(hidden, 3 * hidden, device=attention.query.weight.device)
+        with torch.no_grad():
+            self.one.weight.copy_(torch.cat([part.weight for part in parts]))
+            self.one.bias.copy_(torch.cat([part.bias for part in parts]))
+        self.project, self.by_head, self.attend = attention.project, attention.by_head, attention.attend
+
+    def forward(self, x):
+        mixed = self.attend(*(self.by_head(part) for part in self.one(x).chunk(3, -1)))
+        return self.project(mixed.transpose(1, 2).flatten(-2))
+
+
+def gpt(
+    *kinds, hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, rounds=5, look=5
+):
     """Lesson 13's model, made large, in bf16 on one GPU: which share of the hardware's peak goes into it.
 
+    compiled   torch.compile of the whole model; or of each block and the loss: blocks
+    autotune   torch.compile tries several kernels for each product
+    cudnn      attention by cuDNN, and not by PyTorch's own FlashAttention
+    fused      one product for query, key and value
+
     The texts are random and stay on the GPU. The number of operations is the planner's: products only,
-    forward and backward, with attention to earlier positions counted as if to all, as papers do.
+    forward and backward, with attention to earlier positions counted as if to all, as papers do; "causal"
+    is how many there are if only what a position sees is counted.
     """
     sys.path.insert(0, str(Path(workload.__file__).resolve().parents[1] / "planner"))
     import formulas
@@ -246,27 +278,49 @@ def gpt(hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, st
     with device:
         model = importlib.import_module("13_gpt").build_model(characters, length, hidden, heads, layers)
         texts = torch.randint(characters, (256, length + 1))
-    if is_compiled:
-        model.compile()
+    if "cudnn" in kinds:
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_math_sdp(False)
+    if "fused" in kinds:
+        for block in model.blocks:
+            block.attention = OneProduct(block.attention)
+
+    def loss_of(scores, following):
+        return cross_entropy(scores.flatten(0, 1), following.flatten())
+
+    mode = "max-autotune-no-cudagraphs" if "autotune" in kinds else None
+    if "blocks" in kinds:
+        loss_of = torch.compile(loss_of, mode=mode)
+        for block in model.blocks:
+            block.compile(mode=mode)
+    elif "compiled" in kinds:
+        model.compile(mode=mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step():
         batch = texts[torch.randint(len(texts), (size,), device=device)]
         with torch.autocast(device.type, torch.bfloat16):
-            scores = model(batch[:, :-1])
-            loss = cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+            loss = loss_of(model(batch[:, :-1]), batch[:, 1:])
         optimize(optimizer, loss)
 
     seconds_of(device, step, 3)
     wait_for_turn()
     seconds_of(device, step, steps)
-    seconds = statistics.median(seconds_of(device, step, steps) / steps for _ in range(3))
-    found = watched(device, step, min(5, steps))
+    taken = rounds_of(device, step, steps, rounds)
+    seconds = statistics.median(taken)
+    attention = formulas.attention_flops(layers, hidden, length, size, "none")
+    flops = formulas.step_flops(layers, hidden, characters, length, size, recompute="none")
+    memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    found = watched(device, step, min(look, steps))
     return {
         "seconds": seconds,
+        "rounds": taken,
         "tokens/s": size * length / seconds,
-        "flops": formulas.step_flops(layers, hidden, characters, length, size, recompute="none"),
+        "flops": flops,
+        "causal": flops - attention / 2,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "bytes": memory,
         "busy": found,
     }
 
@@ -327,12 +381,15 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
     """Lesson 08's model on CIFAR-size images, from a plain loop to the fastest, a change at a time.
 
     Each step keeps what the steps before it have changed:
-    plain          fp32, an image moved and mirrored at a time by four workers, loss.item() at each step
+    plain          what PyTorch does by default: fp32, with TF32 in convolutions; an image moved and
+                   mirrored at a time by four workers, loss.item() at each step
     input          the images stay on the GPU and are moved and mirrored there, a batch at a time
     bf16           by autocast
     channels_last  the layout in which tensor cores read images
-    fused          a fused optimizer, and cuDNN takes whichever kernels are fastest
+    benchmark      cuDNN takes whichever kernels are fastest
+    fused          a fused optimizer
     compile        torch.compile
+    And repeatable: plain with the lessons' flags, so that fp32 has 32 bits and each run the same bytes.
     Or ddp, or fsdp, under torchrun: bf16, with the model in DistributedDataParallel, or sharded by
     fully_shard, which takes no channels_last. The input comes first: as long as four workers are waited for,
     nothing behind them can show. A round has so many steps, or as many as fit into a second.
@@ -342,9 +399,10 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
     number = STEPS.index(kind if kind in STEPS else "bf16")
     has = {step: number >= at for at, step in enumerate(STEPS)}
     device = workload.pick_device() if kind in STEPS else join()
-    workload.set_seed(0)  # so fp32 is fp32, and not TF32
-    torch.backends.cudnn.benchmark = has["fused"]
-    torch.backends.cudnn.deterministic = not has["fused"]
+    if kind == "repeatable":
+        workload.set_seed(0)
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = has["benchmark"]
 
     labels = torch.randint(10, (images,))
     images = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8)
@@ -380,12 +438,15 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
     if dist.is_initialized():
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     steps = max(2, min(steps, int(3 / slowest.item())))
-    seconds = statistics.median(train(batches, steps) for _ in range(rounds))
-    fixed = statistics.median(train(itertools.repeat(next(batches)), steps) for _ in range(min(2, rounds)))
+    taken = rounds_of(device, functools.partial(step, batches), steps, rounds)
+    seconds = statistics.median(taken)
+    repeated = itertools.repeat(next(batches))
+    fixed = statistics.median(rounds_of(device, functools.partial(step, repeated), steps, min(2, rounds)))
     found = watched(device, functools.partial(step, batches), min(8, steps))
-    whole = steps * size * (dist.get_world_size() if dist.is_initialized() else 1)
+    whole = size * (dist.get_world_size() if dist.is_initialized() else 1)
     return {
         "images/s": whole / seconds,
+        "rounds": [whole / each for each in taken],
         "input": max(0.0, 1 - fixed / seconds),
         "flops": flops,
         "busy": found,
