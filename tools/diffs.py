@@ -21,6 +21,7 @@ import nbformat
 import faults
 import lessons
 import links
+import speeds
 import words
 from lessons import LESSONS, ROOT, Lesson, Notebook
 
@@ -374,7 +375,11 @@ def pages():
     frameworks = [path for path in FRAMEWORKS if path.stem not in SHARDED]
     found |= {
         ROOT / "lessons/pages/recipes.md": {recipe.stem: block(recipe, lesson_08.path, "../recipes/")},
-        ROOT / "lessons/launch/README.md": {"links": links.listed()},
+        ROOT / "lessons/launch/README.md": {
+            "links": links.listed(),
+            "ladder": speeds.ladder(),
+            "gpt": speeds.gpt(),
+        },
         ROOT / "lessons/launch/free_gpus.md": {"clone": clone_in_a_cell()},
         words.PAGE: {"words": words.index()},
         ROOT / "lessons/pages/port.md": {after.stem: annotated(before, after) for before, after in PORTS},

@@ -11,6 +11,7 @@ import ink
 import launcher
 import links
 import notebooks
+import speeds
 
 sys.path.extend(str(launcher.ROOT / name) for name in ("lessons", "notebooks", "tools/bench"))
 import rows
@@ -92,5 +93,6 @@ if __name__ == "__main__":
     hero.draw(FOLDER / "hero.svg")
     ring(FOLDER / "ring.svg")
     links.draw(FOLDER / "links.svg")
+    speeds.draw(FOLDER / "gpt_step.svg")
     kinks()
     ladder()

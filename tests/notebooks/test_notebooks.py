@@ -190,7 +190,7 @@ def test_alone_it_runs_to_its_end(elsewhere, tmp_path):
 def test_with_an_address_all_notebooks_fetch_and_have_badges_and_without_none(tmp_path):
     """One setting, and one command that writes it everywhere, in a copy of the repository."""
     for name in ("lessons", "notebooks", "solutions", "tools", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, tmp_path)
     table = tmp_path / "tools/lessons.toml"

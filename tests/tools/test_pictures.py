@@ -10,6 +10,7 @@ import ink
 import lessons
 import links
 import pictures
+import speeds
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = sorted(pictures.FOLDER.glob("*.svg"))
@@ -36,7 +37,7 @@ def test_it_can_be_read_on_a_light_and_on_a_dark_page(path):
     assert len(words) > 10, "letters are letters, and no outlines"
     for word in words:
         style = word.get("style", "")
-        is_in_a_tile = path.name == "ring.svg" and "fill: #111111" in style
+        is_in_a_tile = path.name in ("ring.svg", "gpt_step.svg") and "fill: #111111" in style
         assert f"fill: {ink.INK}" in style or is_in_a_tile, f"{word.text} has a colour of its own"
         assert "sans-serif" in style or "monospace" in style, f"{word.text}: a machine may lack its font"
     ground = ElementTree.fromstring(text).find(f".//{SVG}g[@id='patch_1']/{SVG}path")
@@ -52,9 +53,25 @@ def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_
     assert all(f"{bandwidth / 1e9:g}" in alt for bandwidth in bandwidths)
 
 
+def test_the_picture_of_a_gpts_step_has_all_of_the_step_and_its_words_say_what_it_shows():
+    rows = [speeds.measured()["gpt"][name] for name in speeds.GPTS]
+    budgets = [speeds.budget(row) for row in rows]
+    for row, budget, (texts, _) in zip(rows, budgets, speeds.GPTS.values(), strict=True):
+        assert sum(budget.values()) == pytest.approx(1000 * row["seconds"] / (int(texts) / 8), rel=0.01)
+    alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("gpt_step.svg")[1].split(">")[0]
+    said = [int(number) for number in re.findall(r"\d+", alt.split("8 texts")[1])]
+    products, attention, others, adam, idle = (
+        [round(budget[kind]) for budget in budgets] for kind in speeds.KINDS
+    )
+    assert said[:3] == [min(products), max(products), attention[0]] and set(attention) == {said[2]}
+    assert said[3:6] == [others[0], min(others), max(others[1:])]
+    assert said[6:9] == [adam[0], adam[-1], 16] and said[9:] == [min(idle), max(idle)]
+
+
 def test_the_same_is_drawn_again(tmp_path):
     pictures.hero.draw(tmp_path / "hero.svg")
     pictures.ring(tmp_path / "ring.svg")
     links.draw(tmp_path / "links.svg")
+    speeds.draw(tmp_path / "gpt_step.svg")
     for path in tmp_path.iterdir():
         assert path.read_text() == (pictures.FOLDER / path.name).read_text(), "make pictures"
