@@ -173,6 +173,7 @@ def test_how_busy_a_gpu_is_counts_no_moment_twice():
     ]
     found = probes.busy(events, 0.001)
     assert found.pop("busy") == pytest.approx(0.85)
+    assert found.pop("hidden") == pytest.approx(0.2)
     expected = {"products": 0.4, "NCCL": 0.4, "other kernels": 0.1, "attention": 0.05, "copies": 0.1}
     assert found == pytest.approx(expected)
     assert probes.busy(events[-2:], 0.001) == {}

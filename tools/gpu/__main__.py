@@ -63,21 +63,22 @@ def numerics(check: Check) -> None:
         check.judge(f"a {name} in fp32 against float64", [child], error, EXACT)
 
 
-TESTS = (
-    "test_on_gpus.py",
-    "test_recipes.py::test_a_recipe_has_the_cpus_curve_on_gpus",
-    "test_recipes.py::test_a_recipe_that_computes_on_the_cpu_does_so_where_there_is_a_gpu",
+ON_GPUS = (
+    "lessons/test_on_gpus.py",
+    "lessons/test_recipes.py::test_a_recipe_has_the_cpus_curve_on_gpus",
+    "lessons/test_recipes.py::test_a_recipe_that_computes_on_the_cpu_does_so_where_there_is_a_gpu",
 )
 
 
-def tests(check: Check) -> None:
-    """A row for each test of the lessons on GPUs that was not skipped, as soon as it has ended."""
-    rows, failed = check.folder / "rows", check.folder / "rows.failed"
+def tests(check: Check, names: tuple[str, ...] = ON_GPUS) -> None:
+    """A row for each of these tests that was not skipped, as soon as it has ended."""
+    folder = check.folder / str(len(check.rows))
+    folder.mkdir()
+    rows, failed = folder / "rows", folder / "rows.failed"
     workers = max(1, min(6, len(os.sched_getaffinity(0)) // 2))  # most runs have two ranks
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "each_test", "-n", workers]
     words += ["--dist", "load", "--maxschedchunk", 1, *(["-m", "quick"] if check.is_rehearsal else [])]
-    words += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
-    words += [ROOT / "tests/lessons" / name for name in TESTS]
+    words += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, *(ROOT / "tests" / name for name in names)]
     rows.touch()
     child, seen = check.begin(Job(words, {"ROWS": rows, "PYTHONPATH": HERE})), 0
     while True:
@@ -97,6 +98,12 @@ def tests(check: Check) -> None:
         check.row("the tests", child.last_words(), "", "failed" if child.problem else "not run")
 
 
+def notebooks(check: Check) -> None:
+    if check.is_rehearsal:
+        return check.row("the notebooks", "are run on simulated GPUs by `make test-all`", "", "not run")
+    return tests(check, ("notebooks/test_notebooks.py::test_it_runs_on_a_gpu",))
+
+
 # What matters most comes first: a run may be ended at any time. The seconds are from a machine with one H100
 # and 16 cores: 46 tests had ended there after 250 s, and 12 measurements after 200 s.
 STAGES = (
@@ -104,7 +111,8 @@ STAGES = (
     Stage("the lessons", 200, tests),
     Stage("how fast, alone", 240, speed.alone),
     Stage("memory and sizes", 60, speed.memory),
-    Stage("several GPUs", 20, speed.several_gpus),
+    Stage("several GPUs", 40, speed.several_gpus),
+    Stage("the notebooks", 60, notebooks),
 )
 
 
@@ -123,7 +131,7 @@ def main() -> int | str:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of all that it writes (out)")
     parser.add_argument("--minutes", type=float, help="after which no more is begun (11; a rehearsal: 60)")
     parser.add_argument("--rehearse", action="store_true", help="in small on 2 simulated GPUs, or the CPU")
-    parser.add_argument("--stages", default="12345", help="numbers of those to run (%(default)s)")
+    parser.add_argument("--stages", default="123456", help="numbers of those to run (%(default)s)")
     arguments = parser.parse_args()
     gpus = pretended() if arguments.rehearse else workload.gpu_count()
     if not arguments.rehearse and gpus == 0:

@@ -72,20 +72,32 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def covered(spans: list[tuple[float, float]]) -> float:
+    """The time in which at least one of these was at work: two streams may be at once."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
 def busy(events: list[dict], seconds: float) -> dict[str, float]:
-    """Shares of these seconds: "busy", and each kind of kernel; nothing where no kernel ran."""
-    shares, covered, reached = {}, 0.0, float("-inf")
-    kernels = [event for event in events if event.get("ph") == "X"]
-    kernels = [event for event in kernels if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    for event in sorted(kernels, key=lambda event: float(event["ts"])):
-        begin, duration = float(event["ts"]), float(event["dur"])  # microseconds
-        covered += max(0, begin + duration - max(begin, reached))  # two streams may work at once
-        reached = max(reached, begin + duration)
-        name = event["name"].lower()
-        kinds = (kind for kind, words in KINDS.items() if any(word in name for word in words))
-        kind = next(kinds, "other kernels")
-        shares[kind] = shares.get(kind, 0) + duration / 1e6 / seconds
-    return {"busy": covered / 1e6 / seconds} | shares if kernels else {}
+    """Shares of these seconds: "busy", and each kind of kernel; nothing where no kernel ran. "hidden" is the
+    share in which NCCL is at work beside other kernels."""
+    spans = {}  # in microseconds, by kind
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            begin, name = float(event["ts"]), event["name"].lower()
+            kinds = (kind for kind, words in KINDS.items() if any(word in name for word in words))
+            spans.setdefault(next(kinds, "other kernels"), []).append((begin, begin + float(event["dur"])))
+    if not spans:
+        return {}
+    found = {kind: sum(end - begin for begin, end in each) for kind, each in spans.items()}
+    found["busy"] = covered([span for each in spans.values() for span in each])
+    if "NCCL" in spans:
+        others = [span for kind, each in spans.items() if kind != "NCCL" for span in each]
+        found["hidden"] = covered(spans["NCCL"]) + covered(others) - found["busy"]
+    return {kind: taken / 1e6 / seconds for kind, taken in found.items()}
 
 
 def optimize(optimizer, loss):

@@ -51,12 +51,13 @@ def share_of_peak(check: Check, operations: float, is_fp32: bool = False) -> str
 def limits(busy: dict[str, float]) -> str:
     if not busy:
         return "nothing was seen on a GPU"
-    kinds = sorted((name for name in busy if name != "busy"), key=busy.get, reverse=True)
-    return f"GPU busy {busy['busy']:.0%}: " + ", ".join(f"{name} {busy[name]:.0%}" for name in kinds)
+    kinds = sorted(busy.keys() - {"busy", "hidden"}, key=busy.get, reverse=True)
+    hidden = f"; NCCL beside other kernels {busy['hidden']:.0%}" if "hidden" in busy else ""
+    return f"GPU busy {busy['busy']:.0%}: " + ", ".join(f"{name} {busy[name]:.0%}" for name in kinds) + hidden
 
 
 def loop(check: Check, step: str, **options) -> Job:
-    return check.probe("loop", step, **options, **(SMALL_LOOP if check.is_rehearsal else {}))
+    return check.probe("loop", step, **(SMALL_LOOP if check.is_rehearsal else {}) | options)
 
 
 def gpt(check: Check, kinds: tuple = (), **options) -> Job:
@@ -140,7 +141,7 @@ def memory(check: Check) -> None:
 
 
 def several_gpus(check: Check) -> None:
-    """P2P and true scaling."""
+    """P2P, scaling, and whether communication is hidden behind computation."""
     if check.gpus < 2:
         return check.row("P2P, scaling", "needs two GPUs", "", "not run")
     (child,) = check.run({"peers": check.probe("peers", power=20 if check.is_rehearsal else 28)}).values()
@@ -153,17 +154,26 @@ def several_gpus(check: Check) -> None:
         )
 
     check.judge("P2P from GPU 0", [child], peers)
-    counts = [n for n in (1, 2, 4, 8) if n <= check.gpus]
-    alone = []
-    for kind, ranks in [("ddp", ranks) for ranks in counts] + [("fsdp", counts[-1])]:
-        # One after the other: they would share GPUs.
-        (child,) = check.run({f"{kind} on {ranks}": loop(check, kind, ranks=ranks)}).values()
+    size = 16 if check.is_rehearsal else 1024
+    most = max(n for n in (2, 4, 8) if n <= check.gpus)
+    weak = f"{size} images on each"
+    runs = [("ddp", ranks, size, weak) for ranks in (1, 2, 4, 8) if ranks <= most]
+    runs += [("ddp", ranks, size // ranks, f"{size} images together") for ranks in (2, 4, 8) if ranks <= most]
+    runs += [("ddp", most, size, "without P2P"), ("fsdp", most, size, weak)]
+    speeds = []
+    for kind, ranks, each, how in runs:
+        job = loop(check, kind, ranks=ranks, size=each)
+        job.environment |= {"NCCL_P2P_DISABLE": int(how == "without P2P")}
+        name = f"{kind} on {ranks}, {how}"
+        (child,) = check.run({name: job}).values()  # one after the other: they would share GPUs
 
         def look(child, ranks=ranks):
-            alone.append(child.said()["images/s"])
-            return f"{alone[-1]:,.0f} images/s, {alone[-1] / alone[0] / ranks:.2f} of ideal"
+            said = child.said()
+            speeds.append(said["images/s"])
+            share = f"{speeds[-1] / speeds[0] / ranks:.2f} of ideal"
+            return f"{speeds[-1]:,.0f} images/s ({spread(said['rounds'])}), {share}; {limits(said['busy'])}"
 
-        check.judge(f"ResNet-18 in bf16, {kind} on {ranks}", [child], look)
+        check.judge(f"ResNet-18 in bf16, {name}", [child], look)
     return None
 
 
