@@ -94,7 +94,7 @@ def shard(model, arguments, device):
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
     for layer in model:
         if list(layer.parameters()):
-            # Only one layer at a time is whole: it is initialized as in lesson 01, and then sharded.
+            # Each layer is initialized whole, as in lesson 01, and sharded before the next one is.
             layer.to_empty(device="cpu").reset_parameters()
             fully_shard(layer, **options)
     # The root comes last. If only the root were sharded, FSDP would gather all layers at once.
@@ -138,7 +138,7 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -77,7 +77,7 @@ def train(rank, mesh, device, arguments):
 
     # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     for part in (*model.blocks, model):
-        part.unshard()  # gathers over "data" only, so the part is still sharded as in lesson 11
+        part.unshard()  # gathers over "data" only: over "tensor", it stays sharded as in lesson 11
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -154,7 +154,7 @@ if __name__ == "__main__":
         )
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)

@@ -172,7 +172,7 @@ if __name__ == "__main__":
         )
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)

@@ -13,7 +13,7 @@ process group already exists, all ranks start with the same weights, and the gra
 
 The base class. `torch.optim.Optimizer.__init__(parameters, defaults)` takes tensors, or groups: dicts with
 "params" and some options. It turns them into `param_groups`, a list of dicts: tensors without groups become
-one group, "params" becomes a list, and an option that a group does not have comes from `defaults`. The base
+one group, "params" becomes a list, and `defaults` provides the options that a group lacks. The base
 class adds no other options. To find the other options of `optimizer_class`, make an instance of this class
 and look into its `param_groups`. `parameters` may be a generator, like `model.parameters()`, so you can go
 through it only once.
@@ -67,8 +67,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """Like `optimizer_class(parameters, **defaults)`, but each rank keeps only its shard of the state.
 
     `parameters` are tensors or groups, as for every class of torch.optim. On every rank, `param_groups`
-    contains all parameters, in the groups that were given. Each group has all options that the groups of
-    `optimizer_class` have (lr, betas, ..., including the defaults of the class), so that a learning-rate
+    contains all parameters, in the groups that the caller passed. Each group has all options that the groups
+    of `optimizer_class` have (lr, betas, ..., including the defaults of the class), so that a learning-rate
     scheduler can find and change them there. `zero_grad()` clears the gradients of all parameters; the base
     class already does this. Note that some classes (Adagrad) create their state in the constructor, and
     that a rank may own no parameter at all.

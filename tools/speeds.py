@@ -10,19 +10,20 @@ from lessons import ROOT
 FOLDER = ROOT / "tools/bench/results/gpu"
 PEAK = 989e12  # an H100's in bf16, dense, by its data sheet
 CHANGES = {
-    "repeatable": "32-bit convolutions and repeatable kernels, as in the lessons",
-    "plain": "PyTorch's defaults: TF32 in convolutions; four workers prepare single images",
-    "input": "images stay on the GPU, which prepares whole batches",
-    "bf16": "bf16 (autocast)",
+    "repeatable": "the lessons' flags: convolutions in 32 bits, repeatable kernels",
+    "plain": "PyTorch's flags: TF32 in convolutions, any kernel",
+    "input": "images stay on the GPU, which prepares whole batches; no `loss.item()`",
+    "bf16": "`torch.autocast` in bf16",
     "channels_last": "`channels_last`",
-    "benchmark": "cuDNN picks the fastest kernels",
-    "fused": "a fused optimizer",
+    "benchmark": "`cudnn.benchmark = True`",
+    "fused": "`SGD(fused=True)`",
     "compile": "`torch.compile`",
 }
+IN_32_BITS = ("repeatable", "plain", "input")  # with a peak of their own
 GPTS = {
     "gpt": ("8", "not compiled"),
-    "gpt, block by block": ("8", "each block compiled"),
     "gpt, compiled": ("8", "compiled as a whole"),
+    "gpt, block by block": ("8", "each block compiled"),
     "gpt, batches of 16": ("16", "each block compiled"),
 }
 # Kernels that are neither: GELU, norms, additions, the loss, and conversions to bf16.
@@ -31,7 +32,7 @@ KINDS = {
     "attention": ("#009E73", "attention"),
     "other kernels": ("#E69F00", "other kernels"),
     "optimizer": ("#CC79A7", "AdamW"),
-    "idle": ("#999999", "idle"),
+    "rest": ("#999999", "the rest"),
 }
 
 
@@ -40,23 +41,19 @@ def measured() -> dict:
 
 
 def ladder() -> str:
-    lines = ["| change, in addition to all above it | images/s | five rounds | share of the peak |"]
-    lines.append("| --- | ---: | --- | ---: |")
-    for name, change in CHANGES.items():
+    lines = ["| row | what changes | images/s | range of 5 rounds | MFU |"]
+    lines.append("| ---: | --- | ---: | --- | ---: |")
+    for number, (name, change) in enumerate(CHANGES.items(), 1):
         row = measured()["ladder"][name]
-        share = (
-            f"{row['images/s'] * row['flops'] / PEAK:.1%}"
-            if name not in ("repeatable", "plain", "input")
-            else ""
-        )
+        share = "" if name in IN_32_BITS else f"{row['images/s'] * row['flops'] / PEAK:.1%}"
         rounds = f"{min(row['rounds']):,.0f} to {max(row['rounds']):,.0f}"
-        lines.append(f"| {change} | {row['images/s']:,.0f} | {rounds} | {share} |")
+        lines.append(f"| {number} | {change} | {row['images/s']:,.0f} | {rounds} | {share} |")
     return "\n".join(lines) + "\n"
 
 
 def gpt() -> str:
     lines = [
-        "| texts in a step | `torch.compile` | tokens/s | ms a step, five rounds | MFU | causal | memory |"
+        "| texts | `torch.compile` | tokens/s | ms per step, range of 5 rounds | MFU | MFU, causal | memory |"
     ]
     lines.append("| ---: | --- | ---: | --- | ---: | ---: | ---: |")
     for name, (texts, compiled) in GPTS.items():
@@ -70,7 +67,7 @@ def gpt() -> str:
 
 def budget(row: dict) -> dict[str, float]:
     """Milliseconds for each 8 texts, by what the GPU does in them. Copies take less than 0.3 ms."""
-    shares = dict(row["busy"]) | {"idle": 1 - row["busy"]["busy"]}
+    shares = dict(row["busy"]) | {"rest": 1 - row["busy"]["busy"]}
     texts = row["flops"] / measured()["gpt"]["gpt"]["flops"]
     return {kind: 1000 * row["seconds"] / texts * shares[kind] for kind in KINDS}
 
@@ -94,6 +91,6 @@ def draw(path) -> None:
         )
         left = [begin + width for begin, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
-    axes.set(xlabel="milliseconds for 8 texts", title="What one H100 does in a step")
+    axes.set(xlabel="milliseconds", title="The time of one H100 for 8 texts")
     figure.legend(loc="outside lower center", ncols=3)
     ink.save(figure, path)

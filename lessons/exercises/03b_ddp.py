@@ -49,11 +49,11 @@ replaces each parameter's gradient by the mean: the sum of all ranks' gradients,
 ranks.
 
 A model may use different parameters on each rank, and in some steps a rank may run neither a forward nor a
-backward pass. (If the model has buffers, every rank runs a forward pass in every step.) `finish()` is called
-on all ranks in any case. A missing gradient counts as zero in the mean. A gradient that is None on all ranks
-stays None, but a gradient of zeros does not become None. A rank alone cannot know whether a gradient is None
-on all ranks, so the ranks must tell each other: send one extra number per parameter, in the flat tensor or in
-one more `all_reduce` in `finish()`.
+backward pass. (You may assume: if the model has buffers, every rank runs a forward pass in every step.)
+`finish()` is called on all ranks in any case. A missing gradient counts as zero in the mean. A gradient
+that is None on all ranks stays None, but a gradient of zeros does not become None. A rank alone cannot know
+whether a gradient is None on all ranks, so the ranks must tell each other: send one extra number per
+parameter, in the flat tensor or in one more `all_reduce` in `finish()`.
 
 `zero_grad` may set gradients to None, or write zeros into them. So the tensor that you assign to
 `parameter.grad` must not share memory with anything that you use again.

@@ -1,4 +1,4 @@
-"""Exercise 06: twelve faults, all of them found in tutorials that people read. 12 points, about 75 minutes.
+"""Exercise 06: twelve faults that we found in widely read tutorials. 12 points, about 75 minutes.
 
 Read notebooks 03 to 06 first.
 

@@ -191,7 +191,7 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
     dist.init_process_group(backend, device_id=device_id)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

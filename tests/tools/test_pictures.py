@@ -60,12 +60,12 @@ def test_the_picture_of_a_gpts_step_has_all_of_the_step_and_its_words_say_what_i
         assert sum(budget.values()) == pytest.approx(1000 * row["seconds"] / (int(texts) / 8), rel=0.01)
     alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("gpt_step.svg")[1].split(">")[0]
     said = [int(number) for number in re.findall(r"\d+", alt.split("8 texts")[1])]
-    products, attention, others, adam, idle = (
+    products, attention, others, adam, rest = (
         [round(budget[kind]) for budget in budgets] for kind in speeds.KINDS
     )
     assert said[:3] == [min(products), max(products), attention[0]] and set(attention) == {said[2]}
     assert said[3:6] == [others[0], min(others), max(others[1:])]
-    assert said[6:9] == [adam[0], adam[-1], 16] and said[9:] == [min(idle), max(idle)]
+    assert said[6:9] == [adam[0], adam[-1], 16] and said[9:] == [min(rest), max(rest)]
 
 
 def test_the_same_is_drawn_again(tmp_path):
