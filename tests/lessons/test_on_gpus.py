@@ -67,6 +67,8 @@ def on_gpus(fork, start, tmp_path):
     """Run a lesson on this many GPUs. With real ones, or DataParallel's threads, nothing can be forked."""
 
     def on_gpus(lesson, processes, *arguments, gpus=TWO, folder="gpus", truly=False, refused=False):
+        if lesson.is_missing():
+            pytest.skip(f"needs {lesson.needs.split()[-1]}: make tools installs it")
         environment = SAME_BYTES | ({"SHARE_GPU": "1"} if processes > gpus else {})
         options = {"gpus": gpus, "folder": folder, "environment": environment}
         if not (truly or pretending.real() or "data_parallel" in lesson.stem):

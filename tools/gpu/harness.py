@@ -107,10 +107,10 @@ class Check:
         self.rows: list[Row] = []
         self.facts: dict = {}  # what the picture and the file show beside the rows
         self.stage, self.children = "", []
-        # Ranks that share a GPU get slices of its time: the more of them, the longer each collective. With
-        # 12 ranks at once, the stage with several ranks might have to leave rows out (a guess).
+        # What is measured is on GPU 0, however many there are. Ranks that share a GPU get slices of its time:
+        # the more of them, the longer each collective.
         cores = len(os.sched_getaffinity(0))
-        self.at_once = min(cores, 6 * gpus) if gpus else cores
+        self.at_once = min(cores, 6) if gpus else cores
         # Not below --out: a DataLoader's workers make sockets in TMPDIR, whose paths must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
         self.out.mkdir(parents=True, exist_ok=True)

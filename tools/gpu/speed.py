@@ -1,8 +1,10 @@
 """The stages of `make gpu` that ask how fast it is, and what limits it; and their picture."""
 
+import re
 from functools import partial
 from pathlib import Path
 
+import torch
 from harness import Check, Job
 
 import ink
@@ -41,8 +43,9 @@ SMALL_GPT = {"hidden": 32, "layers": 1, "heads": 2, "length": 16, "size": 2, "st
 
 def share_of_peak(check: Check, operations: float, is_fp32: bool = False) -> str:
     """Of what the data sheet promises for this kind of numbers."""
+    gpu = (check.facts.get("gpus") or [""])[0]
     for name, peaks in PEAKS.items():
-        if name in check.facts.get("gpus", [""])[0]:
+        if re.search(rf"\b{name}\b", gpu):
             share = operations / (peaks[is_fp32] * 1e12)
             return f"{share:.1%} of the {'fp32' if is_fp32 else 'bf16'} peak"
     return "an unknown share of the peak"
@@ -62,9 +65,13 @@ def loop(check: Check, step: str, **options) -> Job:
 
 def gpt(check: Check, kinds: tuple = (), **options) -> Job:
     job = check.probe("gpt", *kinds, **options, **(SMALL_GPT if check.is_rehearsal else {}))
-    # 8, 16 and 32 texts take about 19, 28 and 47 GB: all that prepare at once must fit into 80.
-    job.ranks = {8: 2, 16: 3}.get(options.get("size", 8), 6)
+    job.ranks = {8: 2, 16: 3}.get(options.get("size", 8), 6)  # all that prepare at once must fit into 80 GB
     return job
+
+
+def needs(size: int = 8, **options) -> float:
+    """Bytes of the GPU's memory, about: of 607 million parameters with AdamW, and of these texts."""
+    return (10 + 1.2 * size) * 1e9
 
 
 def spread(rounds: list[float]) -> str:
@@ -77,7 +84,11 @@ def alone(check: Check) -> None:
         jobs = {step: loop(check, step) for step in STEPS if step != "compile"} | {"gpt": gpt(check)}
     else:
         jobs = {step: loop(check, step) for step in STEPS}
-        jobs |= {name: gpt(check, **options) for name, options in GPTS.items()}
+        room = torch.cuda.get_device_properties(0).total_memory
+        fitting = {name: options for name, options in GPTS.items() if needs(**options) < room}
+        jobs |= {name: gpt(check, **options) for name, options in fitting.items()}
+        for name in GPTS.keys() - fitting.keys():
+            check.row(f"a large {name}", f"needs {needs(**GPTS[name]) / 1e9:.0f} GB", "", "not run")
     found = check.run(jobs)
 
     def step_of_resnet(child, name):
@@ -157,21 +168,24 @@ def several_gpus(check: Check) -> None:
     size = 16 if check.is_rehearsal else 1024
     most = max(n for n in (2, 4, 8) if n <= check.gpus)
     weak = f"{size} images on each"
-    runs = [("ddp", ranks, size, weak) for ranks in (1, 2, 4, 8) if ranks <= most]
-    runs += [("ddp", ranks, size // ranks, f"{size} images together") for ranks in (2, 4, 8) if ranks <= most]
-    runs += [("ddp", most, size, "without P2P"), ("fsdp", most, size, weak)]
-    speeds = []
+    # What matters most comes first: each takes about 20 seconds.
+    runs = [("ddp", 1, size, weak), ("ddp", most, size, weak), ("ddp", most, size, "without P2P")]
+    runs += [("ddp", most, size // most, f"{size} images together"), ("fsdp", most, size, weak)]
+    runs += [("ddp", ranks, size, weak) for ranks in (2, 4) if ranks < most]
+    runs += [("ddp", ranks, size // ranks, f"{size} images together") for ranks in (2, 4) if ranks < most]
     for kind, ranks, each, how in runs:
         job = loop(check, kind, ranks=ranks, size=each)
-        job.environment |= {"NCCL_P2P_DISABLE": int(how == "without P2P")}
+        if how == "without P2P":  # NVLS, where there is a switch, would be another way over NVLink
+            job.environment |= {"NCCL_P2P_DISABLE": 1, "NCCL_NVLS_ENABLE": 0}
         name = f"{kind} on {ranks}, {how}"
         (child,) = check.run({name: job}).values()  # one after the other: they would share GPUs
 
-        def look(child, ranks=ranks):
-            said = child.said()
-            speeds.append(said["images/s"])
-            share = f"{speeds[-1] / speeds[0] / ranks:.2f} of ideal"
-            return f"{speeds[-1]:,.0f} images/s ({spread(said['rounds'])}), {share}; {limits(said['busy'])}"
+        def look(child, ranks=ranks, name=name):
+            said = check.facts.setdefault("scaling", {})[name] = child.said()
+            shown = f"{said['images/s']:,.0f} images/s ({spread(said['rounds'])})"
+            if one := check.facts["scaling"].get(f"ddp on 1, {weak}"):
+                shown += f", {said['images/s'] / one['images/s'] / ranks:.2f} of ideal"
+            return f"{shown}; {limits(said['busy'])}"
 
         check.judge(f"ResNet-18 in bf16, {name}", [child], look)
     return None

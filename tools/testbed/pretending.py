@@ -69,7 +69,8 @@ def environment(gpus, reports, before):
     if gpus == 0:
         return {"CUDA_VISIBLE_DEVICES": ""}
     if real() >= gpus:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
+        names = before.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(names.split(",")[:gpus])}
     return {
         "PRETEND_GPUS": str(gpus),
         "PRETEND_LIBRARY": str(library()),
