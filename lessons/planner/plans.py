@@ -87,8 +87,6 @@ def divide(job: Job) -> tuple[int, int]:
             raise ValueError(f"{ranks:,} ranks that have the same layers do not divide by {option}")
     if job["experts"] % job["expert_parallel"]:
         raise ValueError(f"{job['experts']} experts do not divide by {job['expert_parallel']} ranks")
-    if (job["heads"] or 0) % job["tensor_parallel"]:  # heads that were guessed may be any number
-        raise ValueError(f"{job['heads']} heads do not divide by --tensor-parallel {job['tensor_parallel']}")
     if job["seq"] % job["context_parallel"]:
         raise ValueError(f"{job['seq']} tokens do not divide by --context-parallel {job['context_parallel']}")
     if texts < data * job["micro_batch"]:
