@@ -838,6 +838,17 @@ def behind_the_wall(*words):
     return run.stdout
 
 
+def test_python_may_be_a_link_from_anywhere(tmp_path, monkeypatch):
+    """Such as ~/.local/bin/python3: an environment that it makes keeps this path."""
+    link, made = tmp_path / "bin/python3", tmp_path / "made"
+    link.parent.mkdir()
+    link.symlink_to(Path(sys.executable).resolve())
+    subprocess.run([link, "-m", "venv", "--without-pip", made], check=True)
+    monkeypatch.setattr(sys, "executable", str(made / "bin/python"))
+    monkeypatch.setattr(sys, "prefix", str(made))
+    assert behind_the_wall(sys.executable, "-c", "import sys; print(sys.prefix)").strip() == str(made)
+
+
 def test_behind_the_wall_of_level_3_there_is_the_sandbox_and_nothing_beside_it():
     found = behind_the_wall("find", str(ROOT), "-type", "f").splitlines()
     ours = {Path(name) for name in found if not Path(name).is_relative_to(sys.prefix)}

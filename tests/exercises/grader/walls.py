@@ -49,6 +49,17 @@ def no_bubblewrap() -> str:
     return f"bubblewrap does not work here: {tried.stderr.strip()[:120]}" if tried.returncode else ""
 
 
+def links_to_python(shown: list[Path]) -> list[tuple[Path, Path]]:
+    """Links on the way to Python that lie elsewhere, such as ~/.local/bin/python3, and where they lead."""
+    found, link = [], Path(sys.executable)
+    while link.is_symlink():
+        target = Path(os.path.normpath(link.parent / link.readlink()))
+        if not any(place in link.parents for place in shown):
+            found.append((link, target))
+        link = target
+    return found
+
+
 def no_other_user() -> str:
     """Why there is no level 2 here; no words if there is."""
     if sys.platform != "linux":
@@ -136,6 +147,10 @@ def bubblewrap(environment: dict[str, str], call_filter: int) -> list[str]:
         words += ["--ro-bind-try", place, place]
     for place in shown:
         words += ["--ro-bind", str(place), str(place)]
+    for link, target in links_to_python([*shown, *map(Path, SYSTEM)]):
+        for folder in sorted(set(link.parents) - {Path("/"), Path("/tmp")}):
+            words += ["--perms", "0755", "--dir", str(folder)]
+        words += ["--symlink", str(target), str(link)]
     for name, value in environment.items():
         words += ["--setenv", name, value]
     return [*words, "--remount-ro", "/", "--chdir", "/tmp"]

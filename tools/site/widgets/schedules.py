@@ -192,7 +192,8 @@ def answer(**inputs):
     return {
         "inputs": inputs,
         "said": said,
-        "rows": [[bar(event, inputs["processes"], longest) for event in row] for row in chosen["events"]],
+        # Not `row`: Python 3.12.1 would take the function below for it.
+        "rows": [[bar(event, inputs["processes"], longest) for event in line] for line in chosen["events"]],
         "held": [{"share": share, "words": f"{share:.1%}"} for share in shares],
         "end": report.duration(longest),
         "tables": [
