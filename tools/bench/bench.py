@@ -1,6 +1,8 @@
-"""Measure this machine: `make bench`. Ends with tables, OUT/bench.svg and a dated file in results/.
+"""Measure this machine: `make bench`. Ends with a comparison with the machine of the page, and a dated file.
 
-    python tools/bench/bench.py                              all rows
+    python tools/bench/bench.py                          the sections that most readers want, about 9 minutes
+    python tools/bench/bench.py --only all-reduce        some sections: --only "two processes" overlap
+    python tools/bench/bench.py --all                    every section of the page, 20 minutes
     python tools/bench/bench.py --readme tools/bench/results/FILE.json    write README.md from a file
 
 All measurements take turns, so a noisy moment affects all of them alike. Each number is the median of the
@@ -14,16 +16,24 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import time
 from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import peers
 import report
 import rows
+import scaling
 
 RESULTS = rows.HERE / "results"
+SECTIONS = rows.SECTIONS | {
+    "four processes": {"all-reduce on four": rows.reduce(4)},
+    "scaling": scaling.MEASURES,
+}
+USUAL = tuple(rows.SECTIONS)
 
 
 def machine():
@@ -45,8 +55,33 @@ def machine():
 
 
 def versions():
-    packages = {name: metadata.version(name) for name in ("torch", "torchvision", "numpy")}
-    return {"python": platform.python_version()} | packages
+    names = ("torch", "torchvision", "numpy", "accelerate", "lightning-fabric")
+    found = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return {"python": platform.python_version()} | found
+
+
+def commit():
+    """The commit of the programs that measure, with a plus if there are changes; empty outside a repository."""
+
+    def git(*words):
+        run = subprocess.run(["git", *words], cwd=rows.HERE, capture_output=True, text=True)
+        return run.stdout.strip() if run.returncode == 0 else ""
+
+    # The results are not programs.
+    changes = git("status", "--porcelain", "--untracked-files=no", ":/", ":!*.json", ":!*.md", ":!*.svg")
+    return git("rev-parse", "--short=8", "HEAD") + "+" * bool(changes)
+
+
+def cpu_ticks():
+    """All ticks of all cores so far, and those that the host of this virtual machine gave to others."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0, 0
+    ticks = list(map(int, stat.read_text().splitlines()[0].split()[1:9]))
+    return sum(ticks), ticks[7]
 
 
 def collect(lists, numbers):
@@ -63,22 +98,25 @@ def measure(measures, repeats):
 
     A failed row is not tried again, and the other rows go on.
     """
-    found, failed = {}, {}
+    found, failed, done, began = {}, {}, 0, time.monotonic()
     for repeat in range(1, repeats + 1):
-        for number, (name, run) in enumerate(measures.items(), 1):
+        for name, run in measures.items():
+            done += 1
             if name in failed:
                 continue
-            start = time.monotonic()
             try:
                 with rows.empty_folder() as folder:
-                    numbers = run(folder)
-                collect(found, numbers)
-                note = "" if numbers else " (not on this machine)"
+                    collect(found, run(folder))
+                note = ""
             except (Exception, SystemExit) as error:
-                failed[name], note = str(error), " failed"
-            seconds = time.monotonic() - start
-            counts = f"repeat {repeat} of {repeats} | {number:2} of {len(measures)}"
-            print(f"{counts} | {name:32} {seconds:5.1f} s{note}", flush=True)
+                failed[name], note = str(error), ": failed"
+            share = done / repeats / len(measures)
+            left = (time.monotonic() - began) * (1 - share) / share / 60
+            bar = "#" * round(20 * share)
+            print(
+                f"[{bar:20}] {share:4.0%}, {left:4.1f} minutes left | repeat {repeat}: {name}{note}",
+                flush=True,
+            )
     return found, failed
 
 
@@ -90,14 +128,12 @@ def name_of(result):
 
 
 def parse(documentation, results, **options):
-    """The command line that `make bench`, `make scaling` and slow_links.py share."""
+    """The command line that `make bench` and slow_links.py share."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=documentation, formatter_class=formatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the pictures (out)")
     parser.add_argument("--results", type=Path, default=results, help="folder of the dated file")
-    words = "measure nothing: write README.md from this file"
-    parser.add_argument("--readme", "--pages", type=Path, help=words)
     for name, option in options.items():
         parser.add_argument(f"--{name}", **option)
     arguments = parser.parse_args()
@@ -106,36 +142,48 @@ def parse(documentation, results, **options):
     return arguments
 
 
-def run(arguments, measures, section, draw=None, in_rows=lambda found: found, name="bench"):
-    """Measure, keep a dated file, and say and draw what it holds. in_rows(found) is what the file keeps."""
-    began, load = time.monotonic(), os.getloadavg()[1]
-    result = {"date": datetime.date.today().isoformat(), "machine": machine(), "versions": versions()}
+def run(arguments, measures, in_rows=lambda found: found):
+    """Measure, and return what was found and the path of the dated file. in_rows(found) is what it keeps."""
+    began, load, (ticks, stolen) = time.monotonic(), os.getloadavg()[0], cpu_ticks()
+    result = {"date": datetime.date.today().isoformat(), "commit": commit()}
+    result |= {"machine": machine(), "versions": versions()}
     found, failed = measure(measures, arguments.repeats)
+    ticks, stolen = cpu_ticks()[0] - ticks, cpu_ticks()[1] - stolen
     result |= {"repeats": arguments.repeats, "minutes": round((time.monotonic() - began) / 60, 1)}
-    # Other work on the machine: of what sends little, the seconds depend on the cores.
-    result |= {"load": [round(load, 1), round(os.getloadavg()[1], 1)], "rows": in_rows(found)}
-    ending = f"-{name}-incomplete" if failed else ""
-    path = (arguments.out if failed else arguments.results) / f"{name_of(result)}{ending}.json"
-    for folder in (arguments.out, arguments.results):
-        folder.mkdir(parents=True, exist_ok=True)
+    result |= {"load_before": round(load, 2), "stolen": round(stolen / max(ticks, 1), 4)}
+    result |= {"rows": in_rows(found)}
+    folder = arguments.out if failed else arguments.results
+    path = folder / f"{name_of(result)}{'-incomplete' if failed else ''}.json"
+    for each in (arguments.out, folder):
+        each.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result | ({"failed": failed} if failed else {}), indent=1) + "\n")
-    with contextlib.suppress(*(LookupError, ValueError) if failed else ()):
-        print(report.plain(section(result, path)))
     if failed:
         words = "\n\n".join(f"{row}: {error}" for row, error in failed.items())
         sys.exit(f"{words}\n\nerror: failed: {', '.join(failed)}; what was measured is kept in {path}")
-    if draw:
-        draw(result, arguments.out / f"{name}.svg")
-        print(f"\nThe same as a picture: {arguments.out / name}.svg")
-    print(f"\nKept: {path}")
+    return result, path
 
 
 def main():
-    arguments = parse(__doc__, RESULTS)
+    arguments = parse(
+        __doc__,
+        RESULTS,
+        only={"nargs": "+", "choices": list(SECTIONS), "help": "sections to measure"},
+        all={"action": "store_true", "help": "measure every section of the page"},
+        peers={"type": Path, "help": "also measure other tutorials: the folder with their repositories"},
+        readme={"type": Path, "help": "measure nothing: write README.md and its pictures from this file"},
+    )
     if arguments.readme:
-        report.write_page("bench", arguments.readme, report.section, report.draw)
-    else:
-        run(arguments, rows.MEASURES, report.section, report.draw)
+        report.write_page(arguments.readme)
+        return
+    names = arguments.only or (SECTIONS if arguments.all else USUAL)
+    measures = {f"{section}: {row}": run for section in names for row, run in SECTIONS[section].items()}
+    if arguments.peers:
+        measures |= {f"peers: {row}": run for row, run in peers.measures(arguments.peers).items()}
+    result, path = run(arguments, measures)
+    print(f"\n{report.plain(report.section(result, path))}\n")
+    print(report.plain(report.beside_ours(result)))
+    report.draw(result, arguments.out)
+    print(f"\nPictures: {arguments.out}/*.svg. Kept: {path}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""How much communication DDP hides behind backward, on a model with 8 million parameters.
+"""What communication adds to a step on two processes: overlap.py MODEL IMAGES ROUNDS
 
-Four kinds of steps take turns: DDP's; one that sends the same buckets after backward; one that sends nothing;
-and one that computes nothing.
+    wide      a model with 8 million parameters: how much communication DDP hides behind backward
+    lesson    lesson 04's model: what DDP adds to the step of a process that communicates with nobody
+
+Kinds of steps take turns in the same two processes. WAYS says what each one is.
 """
 
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -15,59 +18,92 @@ from ranks import rank, together, world_size
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-IMAGES, ROUNDS = map(int, sys.argv[1:])
+import workload
+
 BUCKET = 4  # MiB
+WAYS = {
+    "alone": "nothing is sent",
+    "wait": "one number is sent after backward, so that each process waits for the other",
+    "after": "all gradients are sent after backward",
+    "overlap": "DDP sends them during backward",
+    "views": "the same with gradient_as_bucket_view",
+    "sent": "nothing is computed, all gradients are sent",
+}
 
 
-def work():
-    torch.manual_seed(0)
+def wide():
     widths = [784, *[1152] * 6, 256]
     layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.GELU())]
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    images = torch.rand(IMAGES, 784, generator=torch.Generator().manual_seed(rank))
+    return nn.Sequential(nn.Flatten(), *layers)
 
-    def backward():
+
+def lesson():
+    return workload.ConvNet((1, 28, 28))
+
+
+def main(name, images, rounds):
+    if os.environ.get("BOUND"):
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    together(lambda: work({"wide": wide, "lesson": lesson}[name], images, rounds))
+
+
+def work(make_model, images, rounds):
+    def wrapped(**options):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET, **options)
+        return model, torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    ours, viewed = wrapped(), wrapped(gradient_as_bucket_view=True)
+    batch = torch.rand(images, 1, 28, 28, generator=torch.Generator().manual_seed(rank))
+    count = sum(parameter.numel() for parameter in ours[0].parameters())
+    pieces = torch.zeros(count).split(BUCKET * 2**18)  # numbers of 4 bytes, in buckets as large as DDP's
+    number = torch.zeros(1)
+
+    def backward(model, optimizer):
         optimizer.zero_grad()
-        model(images).square().mean().backward()
+        model(batch).square().mean().backward()
 
     def send():
-        """The bytes of all gradients, in buckets as large as DDP's."""
         for flat in pieces:
             dist.all_reduce(flat)
 
-    def as_ddp_does():
-        backward()
+    def step_of_ddp(model, optimizer):
+        backward(model, optimizer)
         optimizer.step()
 
-    def sent_when_backward_is_over():
+    def step_that_sends_after_backward(after_backward):
+        model, optimizer = ours
         with model.no_sync():
-            backward()
+            backward(model, optimizer)
+        after_backward()
+        optimizer.step()
+
+    def divide_and_send():
         for flat in pieces:
             flat.div_(world_size)  # as DDP does
         send()
-        optimizer.step()
 
-    def nothing_sent():
-        with model.no_sync():
-            backward()
-        optimizer.step()
-
-    kinds = {"overlap": as_ddp_does, "after": sent_when_backward_is_over, "alone": nothing_sent, "sent": send}
-    count = sum(parameter.numel() for parameter in model.parameters())
-    pieces = torch.zeros(count).split(BUCKET * 2**18)  # numbers of 4 bytes
-    for kind in (as_ddp_does, as_ddp_does, *kinds.values()):  # DDP rebuilds its buckets after the first step
-        kind()
-    seconds, cpu = {name: [] for name in kinds}, dict.fromkeys(kinds, 0.0)
-    for _ in range(ROUNDS):
-        for name, kind in kinds.items():
+    steps = {
+        "alone": lambda: step_that_sends_after_backward(lambda: None),
+        "wait": lambda: step_that_sends_after_backward(lambda: dist.all_reduce(number)),
+        "after": lambda: step_that_sends_after_backward(divide_and_send),
+        "overlap": lambda: step_of_ddp(*ours),
+        "views": lambda: step_of_ddp(*viewed),
+        "sent": send,
+    }
+    for step in [*steps.values()] * 2:  # DDP arranges its buckets anew after the first step
+        step()
+    seconds, cpu = {way: [] for way in WAYS}, dict.fromkeys(WAYS, 0.0)
+    for _ in range(rounds):
+        for way in WAYS:
             dist.barrier()
             begin, used = time.perf_counter(), time.process_time()
-            kind()
-            seconds[name].append(time.perf_counter() - begin)
-            cpu[name] += (time.process_time() - used) / ROUNDS
-    middle = {name: statistics.median(times) for name, times in seconds.items()}
-    return {"parameters": count, "bytes": 4 * count, "seconds": middle, "cpu_seconds": cpu}
+            steps[way]()
+            seconds[way].append(time.perf_counter() - begin)
+            cpu[way] += (time.process_time() - used) / rounds
+    middle = {way: statistics.median(times) for way, times in seconds.items()}
+    return {"bytes": 4 * count, "seconds": middle, "cpu_seconds": cpu}
 
 
-together(work)
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

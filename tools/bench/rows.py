@@ -1,5 +1,5 @@
 """The measurements of `make bench`. Each function runs something once in an empty folder and returns numbers
-by name; MEASURES has them in the order in which they take turns.
+by name. SECTIONS has them by the section of the page that shows them, in the order in which they take turns.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ ENVIRONMENT = os.environ | {
 STARTED = []  # processes that may still run
 LIMIT = 120  # seconds, for each process
 STAGES = ("launcher", "import torch", "processes meet", "images", "model, DDP, optimizer", "first step")
-OWN = ("--epochs", 3)
-FEW = ("--epochs", 3, "--train-size", 1200, "--test-size", 60)  # for large models, and large snapshots
+OWN = ("--epochs", 2)
+FEW = ("--epochs", 2, "--train-size", 1200, "--test-size", 60)  # for large models, and large snapshots
 BF16 = ("--precision", "bf16", "--accumulate", 1)
 STEM, STEM_06B, STEM_07 = "04_ddp_torchrun", "06b_preemption", "07_mixed_precision"
 
@@ -158,22 +158,31 @@ def apart(options, variant, name):
 
 
 def tutorial(folder):
-    stdout, stderr = finish(start([sys.executable, HERE / "tutorial_loop.py", 3], folder))
+    stdout, stderr = finish(start([sys.executable, HERE / "tutorial_loop.py", 2], folder))
     rate = statistics.median(json.loads(line)["images_per_second"] for line in stdout.splitlines()[1:])
     return {"speed": {"usual loop": rate}, "step": {"usual loop": said(stderr, "stepped")}}
 
 
-def start_ranks(script, folder, *arguments):
-    """Run a script on two ranks, and return what rank 0 prints."""
-    environment = {"STORE": str(folder / "store"), "WORLD_SIZE": "2"}
+def start_ranks(script, folder, *arguments, world_size=2, **more):
+    """Run a script on several ranks, and return what rank 0 prints."""
+    environment = {"STORE": str(folder / "store"), "WORLD_SIZE": str(world_size)} | more
     words = [sys.executable, HERE / script, *arguments]
-    both = [start(words, folder, RANK=str(rank), **environment) for rank in (0, 1)]
-    said, _ = [finish(process)[0] for process in both]
+    ranks = [start(words, folder, RANK=str(rank), **environment) for rank in range(world_size)]
+    said, *_ = [finish(process)[0] for process in ranks]
     return json.loads(said)
 
 
 def overlap(folder):
-    return {"overlap": {"inside the machine, 64 images": flat(start_ranks("overlap.py", folder, 64, 20))}}
+    return {"overlap": {"inside the machine, 64 images": flat(start_ranks("overlap.py", folder, "wide", 64, 20))}}
+
+
+def small_steps(folder):
+    """The steps of lesson 04's model on two processes: anywhere, and each process bound to a core."""
+    found = {}
+    for name, bound in (("anywhere", ""), ("bound", "1")):
+        with empty_folder() as empty:
+            found[name] = flat(start_ranks("overlap.py", empty, "lesson", 60, 200, BOUND=bound))
+    return {"waiting": found}
 
 
 def on_two_hosts(folder, rate, burst, *words, limit=LIMIT, **environment):
@@ -196,7 +205,7 @@ def on_two_hosts(folder, rate, burst, *words, limit=LIMIT, **environment):
 def overlap_between_hosts(folder):
     if hosts.why_not():
         return {}
-    said = on_two_hosts(folder, "1gbit", "256kb", HERE / "overlap.py", 512, 6)
+    said = on_two_hosts(folder, "1gbit", "256kb", HERE / "overlap.py", "wide", 512, 6)
     return {"overlap": {"a link of 1 Gbit/s, 512 images": flat(json.loads(said.splitlines()[-1]))}}
 
 
@@ -205,8 +214,14 @@ def flat(found):
     return seconds | {f"{name}, CPU seconds": value for name, value in found["cpu_seconds"].items()}
 
 
-def reduce(folder):
-    return {"all-reduce": start_ranks("reduce.py", folder)}
+def reduce(world_size):
+    def run(folder):
+        # The ring in pieces is notebook 03a's.
+        path = os.pathsep.join((ENVIRONMENT["PYTHONPATH"], str(launcher.ROOT / "notebooks/show/travel")))
+        found = start_ranks("reduce.py", folder, world_size=world_size, PYTHONPATH=path)
+        return {"all-reduce": {str(world_size): found}}
+
+    return run
 
 
 def recovery(folder):
@@ -222,35 +237,45 @@ def recovery(folder):
 
 # ---- all of them --------------------------------------------------------------------------------
 
-BOTH, LARGE, TINY = "clocked,stepped", "large,clocked,stepped", "tiny,clocked,stepped"
-MEASURES = {
-    "the usual loop": tutorial,
-    "lesson 01": job("01_single_gpu", 1, OWN, BOTH, **dict.fromkeys(("speed", "step", "start"), "lesson 01")),
-    "lesson 07 in bf16": job(
-        STEM_07, 1, (*OWN, *BF16), "stepped", speed="lesson 07 in bf16", step="lesson 07 in bf16"
-    ),
-    "lesson 04 on one process": job(STEM, 1, OWN, BOTH, speed="its own model, 1", step="lesson 04, 1"),
-    "lesson 04 on two": job(
-        STEM, 2, OWN, BOTH, speed="its own model, 2", step="lesson 04, 2", start="lesson 04"
-    ),
-    "two that do not talk": apart(OWN, BOTH, "its own model, apart"),
-    "a large model on one": job(STEM, 1, FEW, LARGE, speed="a large one, 1"),
-    "a large model in bf16": job(STEM_07, 1, (*FEW, *BF16), "large", speed="a large one in bf16"),
-    "a large model on two": job(STEM, 2, FEW, LARGE, speed="a large one, 2"),
-    "two large ones that do not talk": apart(FEW, LARGE, "a large one, apart"),
-    "a tiny model on one": job(STEM, 1, OWN, TINY, speed="a tiny one, 1"),
-    "a tiny model on two": job(STEM, 2, OWN, TINY, speed="a tiny one, 2"),
-    "overlap inside the machine": overlap,
-    "overlap between two hosts": overlap_between_hosts,
-    "all-reduce": reduce,
-    "snapshots": job(STEM_06B, 2, ("--epochs", 4), "saving", saving="lesson 06b", speed="lesson 06b"),
-    "large snapshots": job(
-        STEM_06B, 2, FEW, "wide,saving", saving="lesson 06b, wide", speed="lesson 06b, wide"
-    ),
-    "large snapshots, asynchronous": job(
-        "09_fsdp", 2, FEW, "wide,saving", saving="lesson 09, wide", speed="lesson 09, wide"
-    ),
-    "a process dies": recovery,
-    "start of lesson 03": job("03_ddp_spawn", 2, ("--epochs", 1), "clocked", start="lesson 03"),
-    "start of lesson 06, two nodes": job("06_multinode", 2, ("--epochs", 1), "clocked", start="lesson 06"),
+BOTH, LARGE = "clocked,stepped", "large,clocked,stepped"
+SECTIONS = {
+    "one process": {
+        "the usual loop": tutorial,
+        "lesson 01": job(
+            "01_single_gpu", 1, OWN, BOTH, **dict.fromkeys(("speed", "step", "start"), "lesson 01")
+        ),
+        "lesson 07 in bf16": job(
+            STEM_07, 1, (*OWN, *BF16), "stepped", speed="lesson 07 in bf16", step="lesson 07 in bf16"
+        ),
+        "a large model on one": job(STEM, 1, FEW, LARGE, speed="a large one, 1"),
+        "a large model in bf16": job(STEM_07, 1, (*FEW, *BF16), "large", speed="a large one in bf16"),
+    },
+    "two processes": {
+        "lesson 04 on one process": job(STEM, 1, OWN, BOTH, speed="its own model, 1", step="lesson 04, 1"),
+        "lesson 04 on two": job(
+            STEM, 2, OWN, BOTH, speed="its own model, 2", step="lesson 04, 2", start="lesson 04"
+        ),
+        "two that do not talk": apart(OWN, BOTH, "its own model, apart"),
+        "a large model on two": job(STEM, 2, FEW, LARGE, speed="a large one, 2"),
+        "two large ones that do not talk": apart(FEW, LARGE, "a large one, apart"),
+        "what DDP adds to a step": small_steps,
+    },
+    "overlap": {"inside the machine": overlap, "between two hosts": overlap_between_hosts},
+    "all-reduce": {"two processes": reduce(2)},
+    "snapshots": {
+        "lesson 06b": job(
+            STEM_06B, 2, OWN, "saving,stepped", saving="lesson 06b", step="lesson 06b", speed="lesson 06b"
+        ),
+        "large snapshots": job(
+            STEM_06B, 2, FEW, "wide,saving", saving="lesson 06b, wide", speed="lesson 06b, wide"
+        ),
+        "large snapshots, asynchronous": job(
+            "09_fsdp", 2, FEW, "wide,saving", saving="lesson 09, wide", speed="lesson 09, wide"
+        ),
+        "a process dies": recovery,
+    },
+    "start": {
+        "lesson 03": job("03_ddp_spawn", 2, ("--epochs", 1), "clocked", start="lesson 03"),
+        "lesson 06, two nodes": job("06_multinode", 2, ("--epochs", 1), "clocked", start="lesson 06"),
+    },
 }
