@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 from packaging.requirements import Requirement
 
-from lessons import ROOT
+from tools.lessons import ROOT
 
 FILES = subprocess.check_output(["git", "ls-files", "*.py"], cwd=ROOT, text=True).splitlines()
 

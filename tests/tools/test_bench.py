@@ -8,13 +8,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import report
-import rows
-import scaling
-import workers
 
-import bench
-from lessons import ROOT
+from tools.bench import bench, report, rows, scaling, workers
+from tools.lessons import ROOT
 
 RESULTS = sorted(bench.RESULTS.glob("*.json"))
 SECTIONS = {
@@ -226,10 +222,10 @@ def test_a_snapshot_is_clocked(tmp_path, stem, variant, least, most):
 
 
 @pytest.mark.long
-def test_the_ways_of_the_all_reduce_are_right(tmp_path):
+def test_the_ways_of_the_all_reduce_are_right(tmp_path, monkeypatch):
+    monkeypatch.setitem(rows.ENVIRONMENT, "PYTHONPATH", str(rows.HERE))
     script = tmp_path / "right.py"
     script.write_text(
-        f"import sys; sys.path.insert(0, {str(rows.HERE)!r})\n"
         "import torch, ranks, reduce\n"
         "def work():\n"
         "    for name in ('gloo', 'ring', 'server'):\n"

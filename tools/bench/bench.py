@@ -1,7 +1,7 @@
 """Measure this machine: `make bench`. Ends with tables, OUT/bench.svg and a dated file in results/.
 
-    python tools/bench/bench.py                              all rows
-    python tools/bench/bench.py --readme tools/bench/results/FILE.json    write README.md from a file
+    python -m tools.bench.bench                                           all rows
+    python -m tools.bench.bench --readme tools/bench/results/FILE.json    write README.md from a file
 
 All measurements take turns, so a noisy moment affects all of them alike. Each number is the median of the
 repeats; the file keeps every repeat. Nothing here fails because it is slow.
@@ -19,9 +19,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import report
-import rows
+from tools.bench import report, rows
 
 RESULTS = rows.HERE / "results"
 

@@ -3,15 +3,13 @@
 import json
 import re
 import statistics
-import sys
 import zlib
 from pathlib import Path
 
+from tools import ink
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent))
-import ink
-
 PAGE = HERE / "README.md"
 PICTURES = ROOT / "lessons" / "pictures"
 MIB = 2**20

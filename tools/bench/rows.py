@@ -16,13 +16,12 @@ import time
 import uuid
 from pathlib import Path
 
+from tools import launcher
+from tools.testbed import hosts
+from tools.testbed.processes import alive
+
 HERE = Path(__file__).resolve().parent
 TESTBED = HERE.parent / "testbed"
-sys.path[:0] = [str(HERE.parent), str(TESTBED)]
-import hosts
-import launcher
-from processes import alive
-
 MARK = f"bench-{uuid.uuid4().hex}"  # in the environment of every process started here
 ENVIRONMENT = os.environ | {
     "BENCH_MARK": MARK,

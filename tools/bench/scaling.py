@@ -1,7 +1,7 @@
 """Does it pay to have more processes? `make scaling`. Ends with a table, OUT/scaling.svg and a dated file.
 
-    python tools/bench/scaling.py                                                 measure this machine
-    python tools/bench/scaling.py --pages tools/bench/results/scaling/FILE.json   write README.md from a file
+    python -m tools.bench.scaling                                                 measure this machine
+    python -m tools.bench.scaling --pages tools/bench/results/scaling/FILE.json   write README.md from a file
 
 It trains lesson 04 on 1, 2 and 4 processes, with the lessons' model and with a wide one: once with one batch
 for all processes (strong scaling), and once with a batch for each process (weak scaling). Each run is compared
@@ -10,15 +10,10 @@ machine can do.
 """
 
 import statistics
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import report
-import rows
-
-import bench
-import ink
+from tools import ink
+from tools.bench import bench, report, rows
 
 STEM = "04_ddp_torchrun"
 BATCH = 120

@@ -1,7 +1,7 @@
 """DDP and four ways to send fewer bytes, on two hosts whose link has a limited rate: which is the fastest?
 
-    python tools/bench/slow_links.py                      measure this machine
-    python tools/bench/slow_links.py --rates 10mbit       at one rate only
+    python -m tools.bench.slow_links                      measure this machine
+    python -m tools.bench.slow_links --rates 10mbit       at one rate only
 
 For each rate and each way, this runs lesson 04's job on two processes until it recognizes 97% of the test
 images. It measures seconds (without the time for testing), steps, and the bytes that one process sent. Two
@@ -16,12 +16,9 @@ import statistics
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import rows
-
-import bench
-import hosts
-import lessons
+from tools import lessons
+from tools.bench import bench, rows
+from tools.testbed import hosts
 
 RESULTS = bench.RESULTS / "links"
 SCRIPT = lessons.ROOT / "notebooks/show/inside/few_bytes.py"

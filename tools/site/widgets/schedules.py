@@ -7,9 +7,9 @@ zero-bubble schedule are torch's own, which tools/site/orders.py writes into a f
 import json
 import re
 
-import taken
-from controls import ROOT, choice, control
 from planner import report
+from tools.site import taken
+from tools.site.controls import ROOT, choice, control
 
 TITLE = "Pipeline schedules"
 INTRODUCTION = """\
