@@ -22,7 +22,7 @@ from tools.site import home, live, models, sources, taken
 from tools.site.widgets import memory, planner, ring, schedules, sharding
 
 TENTH = ("gpipe", "one_forward_one_backward", "all_stages", "timeline", "needs")
-tenth = taken.functions(ROOT / schedules.TESTS, *TENTH)
+tenth = taken.functions(ROOT / "tests/exercises/10_pipeline/test_10.py", *TENTH)
 LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
 
 
@@ -107,6 +107,14 @@ def test_the_table_has_the_seconds_of_the_formulas():
     seconds = formulas.all_reduce_seconds(15e9, 8, constant["bandwidth-network"], constant["latency"], "ring")
     assert table["ring"][-1] == f"{1000 * seconds:.0f} ms"
     assert len(table) == len(ring.WAYS) and len(ring.table(5)) == len(ring.WAYS) - 1
+
+
+def test_orders_are_those_that_exercise_10_is_tested_with():
+    functions = {"gpipe": tenth.gpipe, "1f1b": tenth.one_forward_one_backward}
+    for name, stages, count in itertools.product(functions, (2, 3, 5, 8), (1, 4, 11)):
+        ours = [[[*action] for _, *action in line] for line in schedules.orders(name, stages, count)]
+        assert ours == tenth.all_stages(functions[name], stages, count), (name, stages, count)
+        assert schedules.orders("naive", stages, count) == schedules.orders("gpipe", stages, 1)
 
 
 def test_begins_and_ends_are_those_that_exercise_10_is_tested_with():

@@ -3,7 +3,7 @@
     python -m tools.site.orders
 
 You will see tools/site/widgets/orders.json written anew. The site is built without torch, so it has what
-torch says in this file, and a test compares the two. GPipe and 1F1B are those of exercise 10.
+torch says in this file, and a test compares the two. GPipe and 1F1B are worked out in widgets/schedules.py.
 """
 
 import json
