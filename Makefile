@@ -28,7 +28,7 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requir
 	@touch $@
 
 run: setup ## run lessons 01 to 06 (LESSONS=all: to 17) and compare their curves: a table and out/ladder.svg
-	@$(PYTHON) tools/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
+	@$(PYTHON) -m tools.ladder --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run the quick tests in about 7 minutes; the last lines say what was skipped
 	@$(PYTHON) -m pytest $(TESTS) -m "$(TIER)" $(ARGUMENTS)
@@ -43,16 +43,16 @@ lab: setup ## open the notebooks in JupyterLab
 	@$(PYTHON) -m jupyterlab --ServerApp.port=0 --LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
 
 gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small version without GPUs)
-	@$(PYTHON) tools/gpu --out $(OUT) $(ARGUMENTS)
+	@$(PYTHON) -m tools.gpu --out $(OUT) $(ARGUMENTS)
 
-bench: setup ## measure throughput and start-up time: a table and out/bench.svg
-	@$(PYTHON) tools/bench/bench.py --out $(OUT) $(ARGUMENTS)
+bench: setup ## measure throughput and start-up time, beside our machine: tables and out/bench.svg
+	@$(PYTHON) -m tools.bench.bench --out $(OUT) $(ARGUMENTS)
 
 scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/scaling.svg
-	@$(PYTHON) tools/bench/scaling.py --out $(OUT) $(ARGUMENTS)
+	@$(PYTHON) -m tools.bench.bench --only scaling --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
-	@$(PYTHON) tools/chaos.py $(KILLS)
+	@$(PYTHON) -m tools.chaos $(KILLS)
 
 ##@ to teach
 
@@ -70,8 +70,8 @@ selftest: setup ## test the tests of the exercises with solutions and mutants: E
 	@$(PYTHON) tests/exercises/mutants.py $(EX) $(ARGUMENTS)
 
 exercise: setup ## create a small example exercise: ID=14 NAME=toy
-	@$(PYTHON) tools/exercise.py "$(ID)" "$(NAME)"
-	@$(PYTHON) tools/starters.py
+	@$(PYTHON) -m tools.exercise "$(ID)" "$(NAME)"
+	@$(PYTHON) tests/exercises/starters.py
 
 ##@ to maintain
 
@@ -85,22 +85,22 @@ newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISI
 	@sh tools/newest.sh
 
 notebooks: setup ## execute the notebooks and store their output (ARGUMENTS=03_ddp_spawn for one)
-	@$(PYTHON) tools/notebooks.py $(ARGUMENTS)
+	@$(PYTHON) -m tools.notebooks $(ARGUMENTS)
 
 starters: setup ## write the starters in lessons/exercises from the solutions
-	@$(PYTHON) tools/starters.py
+	@$(PYTHON) tests/exercises/starters.py
 
 diffs: setup ## write commands, diffs and lists into pages, READMEs and notebooks
-	@$(PYTHON) tools/diffs.py
+	@$(PYTHON) -m tools.diffs
 
 pictures: setup ## redraw the pictures of the READMEs
-	@$(PYTHON) tools/pictures.py
+	@$(PYTHON) -m tools.pictures
 
 format: setup ## format the code
 	@$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .
 
 site: .venv-site/ready ## build the website in out/site
-	@$(if $(ADDRESS),ADDRESS=$(ADDRESS)) .venv-site/bin/python tools/site/build.py --out $(OUT) $(ARGUMENTS)
+	@$(if $(ADDRESS),ADDRESS=$(ADDRESS)) .venv-site/bin/python -m tools.site.build --out $(OUT) $(ARGUMENTS)
 
 # Nothing in it is for readers, so that their environment has none of it.
 # Pyodide runs the planner and others in the reader's browser.

@@ -13,12 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-import launcher
-import lessons
-import meshes
-import pretending
-from forks import Forks
-from processes import alive, wait_for
+from tests.helpers import meshes
+from tools import launcher, lessons
+from tools.testbed import pretending
+from tools.testbed.forks import Forks
+from tools.testbed.processes import alive, wait_for
 
 EXERCISES = Path(__file__).resolve().parent / "exercises"
 TIERS = ("quick", "long", "night")
@@ -275,8 +274,7 @@ def run(start):
 
 @pytest.fixture(scope="session")
 def forks():
-    helpers = str(Path(__file__).parent / "helpers")  # probes import some
-    forks = Forks({"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": helpers})
+    forks = Forks()
     yield forks
     forks.close()
 
@@ -293,7 +291,7 @@ def forks_on_gpus():
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
-    import browser  # what it imports is not there on every machine
+    from tests.helpers import browser  # what it imports is not there on every machine
 
     chromium = browser.Chromium(tmp_path_factory.mktemp("chromium"))
     yield chromium

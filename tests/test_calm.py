@@ -8,8 +8,8 @@ import difflib
 
 import pytest
 
-import lessons
-from lessons import ROOT
+from tools import lessons
+from tools.lessons import ROOT
 
 PARTS = sorted([*(ROOT / "lessons/parts").glob("*.py"), *(ROOT / "lessons/recipes").glob("*.py")])
 # In the workload torch's own settings are made, once for all lessons.

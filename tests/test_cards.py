@@ -7,11 +7,9 @@ import sys
 
 import pytest
 
-import deck
-import diffs
-import launcher
-import lessons
-from deck import read
+from tools import diffs, launcher, lessons
+from tools.site import deck
+from tools.site.deck import read
 
 HEAD = "<!-- card -->"
 PAGES = {lesson.stem: lesson.page.read_text() for lesson in lessons.LESSONS}

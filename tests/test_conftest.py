@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from lessons import ROOT
+from tools.lessons import ROOT
 
 TESTS = """
     import pytest
@@ -37,8 +37,7 @@ def pytest_in(tmp_path):
         path.write_text(textwrap.dedent(text))
         # A copy: the processes of the run that this test belongs to hold a lock on the file itself.
         shutil.copy(ROOT / "tests/conftest.py", tmp_path)
-        folders = [ROOT / name for name in ("tests/helpers", "tools", "tools/testbed")]
-        places = os.pathsep.join(map(str, [tmp_path, *folders]))
+        places = os.pathsep.join(map(str, [tmp_path, ROOT]))
         chosen = [f"{path}::test_{case}" for case in cases] or [path]
         options = ("-v", "-c", os.devnull, "--rootdir", tmp_path, "--confcutdir", tmp_path)
         return subprocess.run(

@@ -14,7 +14,7 @@ from grader.results import Result
 from grader.settings import HERE, SOLUTIONS, STARTERS
 
 import pages
-from lessons import ROOT
+from tools.lessons import ROOT
 
 THIRD, BOTH = "03_average_gradients.py", ("03", "04a")
 

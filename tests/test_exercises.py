@@ -12,17 +12,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import starters
 from grader import exercises
 from grader.settings import HERE, SOLUTIONS, STARTERS
 
-import starters
-from lessons import ROOT
+from tools.lessons import ROOT
 
 EXERCISES = [one["id"] for one in exercises.manifest()]
 
 
 def test_starters_are_what_their_solutions_say():
-    words = [sys.executable, "tools/starters.py", "--check"]
+    words = [sys.executable, "tests/exercises/starters.py", "--check"]
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
 

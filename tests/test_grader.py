@@ -47,7 +47,7 @@ from grader.ranks import zygote
 from grader.results import Result, Verdict
 from grader.settings import HERE, SANDBOX, SOLUTIONS, STARTERS
 
-from lessons import ROOT
+from tools.lessons import ROOT
 
 NAME = "03_average_gradients.py"
 SOLUTION, STARTER = (folder / NAME for folder in (SOLUTIONS, STARTERS))

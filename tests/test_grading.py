@@ -28,8 +28,8 @@ from grader.settings import HERE, SOLUTIONS, STARTERS
 from grader.walls import limits
 
 import pages
-from lessons import ROOT
-from processes import wait_for
+from tools.lessons import ROOT
+from tools.testbed.processes import wait_for
 
 THIRD = "03_average_gradients.py"
 SOLUTION = (SOLUTIONS / THIRD).read_text()

@@ -10,12 +10,9 @@ import sys
 import pytest
 import torch
 
-import diffs
-import ladder
-import launcher
-import lessons
 import workload
-from patches import patched
+from tests.helpers.patches import patched
+from tools import diffs, ladder, launcher, lessons
 
 ROOT = launcher.ROOT
 README = (ROOT / "README.md").read_text()
@@ -215,8 +212,8 @@ def test_make_run_says_why_two_processes_are_slower_only_if_they_are(speed, slow
 
 def run_ladder(folder, numbers, *more):
     sizes = ("--epochs", "1", "--train-size", "242", "--test-size", "30", *more)
-    environment = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder)}
-    words = (sys.executable, ROOT / "tools/ladder.py", "--lessons", numbers, *sizes)
+    environment = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    words = (sys.executable, "-m", "tools.ladder", "--lessons", numbers, *sizes)
     return call(*words, cwd=folder, environment=environment)
 
 
@@ -306,9 +303,9 @@ def test_the_model_is_small_and_smooth():
 
 
 def test_no_lesson_imports_torchvision_without_need(tmp_path):
-    probe = ROOT / "tests/probes/list_imports.py"
     sizes = ("--epochs", "1", "--train-size", "240", "--test-size", "10")
-    result = call(sys.executable, probe, lessons.LESSONS[0].path, *sizes, cwd=tmp_path)
+    words = (sys.executable, ROOT / "tests/probes/list_imports.py", lessons.LESSONS[0].path, *sizes)
+    result = call(*words, cwd=tmp_path, environment={"PYTHONPATH": str(ROOT / "lessons")})
     assert result.returncode == 0, result.stderr
     imported = result.stdout.rpartition("imported: ")[2].split()
     assert "torch" in imported

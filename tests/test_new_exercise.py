@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lessons import ROOT
+from tools.lessons import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
-import lessons
 import workload
-from lessons import ROOT
+from tools import lessons
+from tools.lessons import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RECIPES = sorted((ROOT / "tests/exercises/recipes").glob("*.yml"))

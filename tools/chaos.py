@@ -18,11 +18,9 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent / "testbed"))
-import launcher
-import lessons
-from forks import Forks
-from processes import living
+from tools import launcher, lessons
+from tools.testbed.forks import Forks
+from tools.testbed.processes import living
 
 LESSON = "06b_preemption"
 SIZES = ("--train-size", 480, "--test-size", 100, "--batch-size", 24, "--epochs", 20)

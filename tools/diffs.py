@@ -18,12 +18,8 @@ from pathlib import Path
 
 import nbformat
 
-import faults
-import lessons
-import links
-import speeds
-import words
-from lessons import LESSONS, ROOT, Lesson, Notebook
+from tools import faults, lessons, links, speeds, words
+from tools.lessons import LESSONS, ROOT, Lesson, Notebook
 
 OLDER = ROOT / "lessons" / "older"
 LESSON_04 = lessons.get("04_ddp_torchrun").path
@@ -325,7 +321,6 @@ def diff_of(cell):
 
 
 def sentences_on(before, after, chosen=()):
-    sys.path.insert(0, str(ROOT / "notebooks"))
     from show.sentences import SENTENCES  # what they import takes a second
     from show.text import Diff
 

@@ -13,7 +13,7 @@ import json
 import subprocess
 import tokenize
 
-from lessons import ROOT
+from tools.lessons import ROOT
 
 # `make diffs` writes the sentences into the notebooks, and a new lesson's row in the table changes nothing in
 # the others: nobody has to execute notebooks for these two.

@@ -1,6 +1,6 @@
 """Write a tiny exercise to begin from: `make exercise ID=14 NAME=toy`.
 
-    python tools/exercise.py 14 toy
+    python -m tools.exercise 14 toy
 
 It is complete: a solution with one cut, a test, a mutant that the test must find, and another solution.
 `make exercise` also cuts its starter. Replace one file after another (tests/exercises/README.md), and run

@@ -2,8 +2,7 @@
 
 import difflib
 
-import ink
-import lessons
+from tools import ink, lessons
 
 plt = ink.pyplot()
 FIRST, DDP = "01_single_gpu", "03_ddp_spawn"

@@ -2,7 +2,7 @@
 
 Ends with a table and with out/ladder.svg, a plot of all curves. A lesson with a model of its own also runs on
 one process, and its curve is compared with that run. Other arguments are passed to the lessons:
-python tools/ladder.py --epochs 2 --out elsewhere
+python -m tools.ladder --epochs 2 --out elsewhere
 """
 
 import argparse
@@ -15,13 +15,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import ink
-import launcher
-import lessons
-from lessons import Curve, Lesson
-
-sys.path.insert(0, str(lessons.ROOT / "lessons"))
 import workload
+from tools import ink, launcher, lessons
+from tools.lessons import Curve, Lesson
 
 NUMBERS = ("processes", "final loss", "accuracy", "images/s", "seconds")  # to the right of their column
 COLUMNS = ("lesson", "launched by", *NUMBERS, "same curve")

@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-import lessons
-from lessons import ROOT, Curve
+from tools import lessons
+from tools.lessons import ROOT, Curve
 
 EARLY_EPOCHS = 3
 THE_SAME = Curve()

@@ -1,6 +1,6 @@
 """The table of lessons, lessons.toml: what the ladder, the launcher, the pages and the tests know of each.
 
-Nothing else looks at a lesson's number. `python tools/lessons.py` prints the table.
+Nothing else looks at a lesson's number. `python -m tools.lessons` prints the table.
 """
 
 import re

@@ -3,12 +3,8 @@
 `make diffs` writes the table into lessons/launch/README.md, `make pictures` draws lessons/pictures/links.svg.
 """
 
-import sys
 from typing import NamedTuple
 
-from lessons import ROOT
-
-sys.path.append(str(ROOT / "lessons"))
 from planner import formulas
 
 RANKS, LATENCY = 8, 5e-6
@@ -56,7 +52,7 @@ def listed() -> str:
 
 
 def draw(path) -> None:
-    import ink
+    from tools import ink
 
     plt = ink.pyplot()
     figure, axes = plt.subplots(figsize=(ink.WIDTH, 3.2))

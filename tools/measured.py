@@ -1,6 +1,6 @@
 """The numbers in the prose of notebooks that nothing there shows and that no link leads to.
 
-    python tools/measured.py
+    python -m tools.measured
 
 You will see each such number with its sentence, and how many numbers there are. A number counts if it has a
 decimal point or a unit or is above 12, and is not in code, a heading or a name like "lesson 13". It must be
@@ -17,7 +17,7 @@ from decimal import Decimal
 
 import nbformat
 
-import lessons
+from tools import lessons
 
 KINDS = {  # of units, and how many basic units each is
     "": {"times": 1, "points": 1, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12},

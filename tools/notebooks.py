@@ -21,12 +21,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-import diffs
-import digests
-import lessons
-import measured
-import words
-from lessons import ROOT
+from tools import diffs, digests, lessons, measured, words
+from tools.lessons import ROOT
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

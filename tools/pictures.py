@@ -6,19 +6,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import hero
-import ink
-import launcher
-import links
-import notebooks
-import speeds
-
-sys.path.extend(str(launcher.ROOT / name) for name in ("lessons", "notebooks", "tools/bench"))
-import rows
-
 import workload
 from show import rings
 from show.pictures import STYLE
+from tools import hero, ink, launcher, links, notebooks, speeds
+from tools.bench import rows
 
 plt = ink.pyplot()
 FOLDER = launcher.ROOT / "lessons" / "pictures"
@@ -82,8 +74,8 @@ def kinks():
 
 def ladder():
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, launcher.ROOT / "tools/ladder.py", "--out", folder]
-        subprocess.run(words, check=True)
+        words = [sys.executable, "-m", "tools.ladder", "--out", folder]
+        subprocess.run(words, cwd=launcher.ROOT, check=True)
         (FOLDER / "ladder.svg").write_bytes((Path(folder) / "ladder.svg").read_bytes())
 
 

@@ -5,7 +5,7 @@
 
 import json
 
-from lessons import ROOT
+from tools.lessons import ROOT
 
 FOLDER = ROOT / "tools/bench/results/gpu"
 PEAK = 989e12  # an H100's in bf16, dense, by its data sheet
@@ -73,7 +73,7 @@ def budget(row: dict) -> dict[str, float]:
 
 
 def draw(path) -> None:
-    import ink
+    from tools import ink
 
     plt = ink.pyplot()
     figure, axes = plt.subplots(figsize=(ink.WIDTH, 3.6))

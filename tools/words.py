@@ -1,6 +1,6 @@
 """Link the words of lessons/pages/words.md where a notebook first uses them.
 
-    python tools/words.py
+    python -m tools.words
 
 You will see one line for each link that is written: the notebook, the word, and the words around it. Each
 word is linked once in a notebook, in the first sentence where it is plain text. A second run writes nothing.
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import nbformat
 
-import lessons
-from lessons import ROOT
+from tools import lessons
+from tools.lessons import ROOT
 
 PAGE = ROOT / "lessons/pages/words.md"
 LINK = "../lessons/pages/words.md#"  # from a notebook

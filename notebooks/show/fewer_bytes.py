@@ -7,8 +7,8 @@ import matplotlib.pyplot as plt
 from show.folders import ROOT
 from show.pictures import GREEN, GREY, INK, ORANGE, PINK, SKY, picture
 
-sys.path += [str(ROOT / folder) for folder in ("tools/testbed", "tools", "tools/bench")]
-import slow_links
+sys.path.append(str(ROOT))  # for tools, a package
+from tools.bench import slow_links
 
 
 def draw_curves(found):

@@ -10,7 +10,7 @@ from grader.exercises import manifest
 from grader.settings import HERE, ROOT
 
 RECIPES = HERE / "recipes"
-LEFT_OUT = ("bundle", "mutants", "watch")
+LEFT_OUT = ("bundle", "mutants", "starters", "watch")
 
 
 def contents():

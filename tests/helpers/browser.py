@@ -8,7 +8,7 @@ import time
 
 import websocket
 
-from processes import wait_for
+from tools.testbed.processes import wait_for
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -2,7 +2,7 @@
 
 import re
 
-import launcher
+from tools import launcher
 
 
 def refusal(result):

@@ -1,6 +1,6 @@
 """check.py, whose processes are forks of this one: torch is imported once, as in tools/testbed/forks.py.
 
-python port_forks.py [options of check.py] -- SCRIPT ...
+python -m tests.helpers.port_forks [options of check.py] -- SCRIPT ...
 """
 
 import importlib.util
@@ -17,10 +17,9 @@ import torch._dynamo
 import torch.distributed.nn
 import torch.distributed.run
 
-sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("tools", "tools/testbed", "lessons/port")]
-import check  # noqa: E402
-import forks  # noqa: E402
-from processes import living  # noqa: E402
+from port import check
+from tools.testbed import forks
+from tools.testbed.processes import living
 
 leaders = {}  # a run's folder: the sessions of its launchers
 
@@ -77,7 +76,6 @@ def start(words, folder, environment, log):
 def worker(path, words):
     forks.pass_the_gate()
     seen = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0]).parent / "seen"
-    sys.path.insert(0, str(Path(path).resolve().parent))
     spec = importlib.util.spec_from_file_location("port_watch", check.HERE / "watch.py")
     watch = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(watch)

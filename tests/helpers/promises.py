@@ -8,12 +8,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
-import launcher
-import lessons
 import workload
-from lines import check_what_it_printed
 from parts import limericks
 from parts.transformer import ImageTransformer
+from tests.helpers.lines import check_what_it_printed
+from tools import launcher, lessons
 
 # 1,055 images lack one to a full batch; 997 test images make uneven shares, and two batches.
 IMAGES = "--train-size 1055 --batch-size 96 --test-size 997 --epochs 2 --seed 3"

@@ -5,8 +5,8 @@ import shutil
 
 import torch
 
-import launcher
 import workload
+from tools import launcher
 
 LESSONS = launcher.ROOT / "lessons"
 

@@ -8,11 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import chaos
-import launcher
-import lessons
-from promises import check_files
-from weights import copy_lessons, curve_of
+from tests.helpers.promises import check_files
+from tests.helpers.weights import copy_lessons, curve_of
+from tools import chaos, launcher, lessons
 
 SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs")  # 20 steps an epoch
 EPOCHS, STEPS = "05_snapshots", "06a_any_step"  # after what they save

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import launcher
-import lessons
-from lines import check_what_it_printed
-from processes import alive, free_port
-from weights import lesson_with_a_bug
+from tests.helpers.lines import check_what_it_printed
+from tests.helpers.weights import lesson_with_a_bug
+from tools import launcher, lessons
+from tools.testbed.processes import alive, free_port
 
 STEM = "06_multinode"
 SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24)

@@ -20,13 +20,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import launcher
-import lessons
-import pretending
-from lines import refusal
 from parts import snapshot
-from processes import alive, stat, trained, wait_for
-from weights import lesson_with_a_bug
+from tests.helpers.lines import refusal
+from tests.helpers.weights import lesson_with_a_bug
+from tools import launcher, lessons
+from tools.testbed import pretending
+from tools.testbed.processes import alive, stat, trained, wait_for
 
 STEM = "06b_preemption"
 WEIGHTS = torch.randn(900, generator=torch.Generator().manual_seed(0))
@@ -397,7 +396,8 @@ def test_a_slow_disk_does_not_end_the_run(start, gpus):
     """It takes longer to write a snapshot than --time-limit says, for which NCCL's groups wait, too."""
     words, more = launcher.command(STEM, 2, *SMALL[:-1], 2, "--time-limit", 5, "--snapshot-every", 10)
     words.insert(words.index(str(lessons.get(STEM).path)), launcher.ROOT / "tests/probes/slow_disk.py")
-    result = start("", words=words, environment=more | {"SLOW": "12"}, gpus=gpus).finish()
+    more |= {"SLOW": "12", "PYTHONPATH": f"{pretending.AT_EXIT}:{launcher.ROOT}/lessons"}
+    result = start("", words=words, environment=more, gpus=gpus).finish()
     assert result.code == 0 and "resumed" not in result.stdout, result.stderr
 
 

@@ -10,12 +10,11 @@ import sys
 import pytest
 import torch
 
-import diffs
-import launcher
 import workload
-from lines import check_what_it_printed, refusal
-from promises import SMALL, check_files
-from weights import recount
+from tests.helpers.lines import check_what_it_printed, refusal
+from tests.helpers.promises import SMALL, check_files
+from tests.helpers.weights import recount
+from tools import diffs, launcher
 
 STEM = "07_mixed_precision"
 LESSON = launcher.ROOT / f"lessons/{STEM}.py"

@@ -17,15 +17,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-import launcher
 import workload
-from lines import refusal
 from parts import loading, options, rate, resnet
 from parts.best import Best
 from parts.board import Board, count_flops, record
 from parts.snapshot import unseal
-from promises import SMALL as ALL
-from weights import curve_of
+from tests.helpers.lines import refusal
+from tests.helpers.promises import SMALL as ALL
+from tests.helpers.weights import curve_of
+from tools import launcher
 
 STEM = "08_real_training"
 SMALL = ALL[STEM]

@@ -7,11 +7,11 @@ import shutil
 import pytest
 import torch
 
-import launcher
 import workload
-from lines import refusal
-from meshes import run_probe
-from promises import SMALL as ALL
+from tests.helpers.lines import refusal
+from tests.helpers.meshes import run_probe
+from tests.helpers.promises import SMALL as ALL
+from tools import launcher
 
 LESSON = launcher.ROOT / "lessons/09_fsdp.py"
 SIZES = ALL["09_fsdp"]

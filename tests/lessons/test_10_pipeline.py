@@ -10,7 +10,7 @@ import torch
 
 import workload
 from parts import timeline
-from promises import SMALL, check_run
+from tests.helpers.promises import SMALL, check_run
 
 STEM = "10_pipeline"
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import launcher
-from meshes import total
 from parts.transformer import ImageTransformer
+from tests.helpers.meshes import total
+from tools import launcher
 
 STEM = "11_tensor_parallel"
 WAYS = [(2, ()), (2, ("--sequence-parallel",)), (4, ()), (4, ("--sequence-parallel",))]

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-import launcher
-from meshes import run_probe, total
-from promises import SMALL
+from tests.helpers.meshes import run_probe, total
+from tests.helpers.promises import SMALL
+from tools import launcher
 
 STEM = "12_mesh"
 GATHERED_AND_REDUCED = {

@@ -7,11 +7,11 @@ import re
 import pytest
 import torch
 
-import launcher
-from meshes import limerick_arguments, run_probe
 from parts import limericks
-from promises import SMALL as SIZES
-from promises import trained_plainly
+from tests.helpers.meshes import limerick_arguments, run_probe
+from tests.helpers.promises import SMALL as SIZES
+from tests.helpers.promises import trained_plainly
+from tools import launcher
 
 STEM = "13_gpt"
 SMALL = SIZES[STEM]

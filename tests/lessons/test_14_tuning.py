@@ -17,13 +17,11 @@ import matplotlib
 import pytest
 import torch
 
-import ladder
-import launcher
-import lessons
 import workload
-from lines import refusal
-from processes import wait_for
-from weights import recount
+from tests.helpers.lines import refusal
+from tests.helpers.weights import recount
+from tools import ladder, launcher, lessons
+from tools.testbed.processes import wait_for
 
 STEM = "14_tuning"
 NEEDS = "lessons/parts/tuning.txt"

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-import pretending
 from parts.ring_attention import positions_of
-from promises import SMALL as ALL
+from tests.helpers.promises import SMALL as ALL
+from tools.testbed import pretending
 
 STEM = "15_context_parallel"
 SMALL = ALL[STEM]

@@ -5,10 +5,9 @@ import re
 import pytest
 import torch
 
-import launcher
-import lessons
-from promises import SMALL as ALL
-from promises import check_files
+from tests.helpers.promises import SMALL as ALL
+from tests.helpers.promises import check_files
+from tools import launcher, lessons
 
 STEM = "16_experts"
 SMALL = ALL[STEM]

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from meshes import total
 from parts import one_mesh
+from tests.helpers.meshes import total
 
 STEM = "17_one_mesh"
 SHAPES = ("1x2x2x2", "2x1x2x2", "2x2x1x2", "2x2x2x1")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lessons import ROOT
+from tools.lessons import ROOT
 
 START = ROOT / "lessons" / "exercises" / "04a_bug_hunt" / "start.py"
 

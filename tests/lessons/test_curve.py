@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 
-import launcher
-import lessons
-from promises import IMAGES, STAIRS, check_run
+from tests.helpers.promises import IMAGES, STAIRS, check_run
+from tools import launcher, lessons
 
 SMALL = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
 

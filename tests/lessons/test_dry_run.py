@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, debug
 
-import launcher
-from lessons import ROOT
-from meshes import run_probe
 from parts import limericks
 from planner import dry_run
 from planner import formulas as planner
+from tests.helpers.meshes import run_probe
+from tools import launcher
+from tools.lessons import ROOT
 
 TINY = {"vocabulary": 11, "length": 6, "hidden": 12, "heads": 4, "layers": 2}  # shards of these are uneven
 FLAT = [{"data": data, "tensor": 4 // data} for data in (2, 4, 1)]

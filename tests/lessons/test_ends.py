@@ -7,11 +7,10 @@ import shutil
 
 import pytest
 
-import launcher
-import lessons
-import pretending
 from show import processes
-from weights import lesson_with_a_bug
+from tests.helpers.weights import lesson_with_a_bug
+from tools import launcher, lessons
+from tools.testbed import pretending
 
 PROBE = launcher.ROOT / "tests" / "probes" / "leaves_its_group.py"
 INSIDE = launcher.ROOT / "notebooks/show/inside"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import launcher
+from tools import launcher
 
 PAGE = (launcher.ROOT / "lessons/pages/errors.md").read_text()
 PROBES = Path(__file__).resolve().parents[1] / "probes"

@@ -13,15 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
-import diffs
-import launcher
-import pretending
-from forks import Forks
-from lines import check_curve, check_what_it_printed
-from meshes import run_probe
-from patches import patched
-from processes import alive, free_port, trained
-from weights import recount
+from tests.helpers.lines import check_curve, check_what_it_printed
+from tests.helpers.meshes import run_probe
+from tests.helpers.patches import patched
+from tests.helpers.weights import recount
+from tools import diffs, launcher
+from tools.testbed import pretending
+from tools.testbed.forks import Forks
+from tools.testbed.processes import alive, free_port, trained
 
 FOLDER = launcher.ROOT / "lessons/frameworks"
 SCRIPTS = [path.stem for path in diffs.FRAMEWORKS]
@@ -47,8 +46,9 @@ class Frameworks(Forks):
 
     def __init__(self):
         imports = (
-            "import torch, accelerate, lightning_fabric.strategies, deepspeed, forks, workload; "
-            "workload.import_torchvision(); import pytorch_lightning; forks.serve()"
+            "import torch, accelerate, lightning_fabric.strategies, deepspeed, workload; "
+            "workload.import_torchvision(); import pytorch_lightning; "
+            "from tools.testbed import forks; forks.serve()"
         )
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         environment |= {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -11,10 +11,9 @@ import pytest
 from torch import nn
 from torch.utils.data import DataLoader
 
-import launcher
-import lessons
 import workload
-from meshes import run_probe
+from tests.helpers.meshes import run_probe
+from tools import launcher, lessons
 
 # They wait as long as PyTorch does. Lesson 06b says what that can cost, and has --time-limit.
 PATIENT = ("04_ddp_torchrun", "05_snapshots", "06_multinode", "06a_any_step", "07_mixed_precision")

@@ -13,11 +13,10 @@ import time
 
 import pytest
 
-import faults
-import hosts
-import launcher
-from lines import check_curve
-from processes import wait_for as wait_for_condition
+from tests.helpers.lines import check_curve
+from tools import faults, launcher
+from tools.testbed import hosts
+from tools.testbed.processes import wait_for as wait_for_condition
 
 LESSON = "06b_preemption"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--snapshot-every", 5)

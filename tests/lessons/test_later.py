@@ -8,10 +8,9 @@ import sys
 import pytest
 import torch
 
-import launcher
-import lessons
-from lines import refusal
-from promises import SMALL, check_files, check_run, check_weights, trained_plainly
+from tests.helpers.lines import refusal
+from tests.helpers.promises import SMALL, check_files, check_run, check_weights, trained_plainly
+from tools import launcher, lessons
 
 CLOSE = {"11_tensor_parallel": 1e-5, "12_mesh": 1e-5, "15_context_parallel": 1e-4, "17_one_mesh": 1e-4}
 # In which tier, and the number of processes, with options. No option for a mesh: "tensor" or "context" has 2.

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import pytest
 
-import hosts
-import launcher
-import lessons
-from lines import check_curve
+from tests.helpers.lines import check_curve
+from tools import launcher, lessons
+from tools.testbed import hosts
 
 ROOT = launcher.ROOT
 FOLDER = ROOT / "lessons/launch"

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-import diffs
-import launcher
 import workload
-from lines import check_curve, is_like
-from weights import recount
+from tests.helpers.lines import check_curve, is_like
+from tests.helpers.weights import recount
+from tools import diffs, launcher
 
 FOLDER = diffs.OLDER
 PAGE = FOLDER / "README.md"

@@ -12,10 +12,9 @@ import time
 
 import pytest
 
-import launcher
-import lessons
-import pretending
-from processes import trained
+from tools import launcher, lessons
+from tools.testbed import pretending
+from tools.testbed.processes import trained
 
 MISSING = pretending.missing(1)
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -204,8 +203,9 @@ def test_its_documented_command_runs_on_gpus(on_gpus, compare, lesson, gpus):
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4])
 def test_make_run_takes_what_gpus_there_are(start, tmp_path, gpus):
     """As the table of lessons/launch says, with two or four processes."""
-    words = [sys.executable, launcher.ROOT / "tools/ladder.py", "--epochs", 1, "--train-size", 480]
+    words = [sys.executable, "-m", "tools.ladder", "--epochs", 1, "--train-size", 480]
     environment = {"SHARE_GPU": "1", "MPLCONFIGDIR": str(tmp_path / "fonts")}
+    environment["PYTHONPATH"] = f"{pretending.AT_EXIT}:{launcher.ROOT}"
     result = start("ladder", words=words, environment=environment, gpus=gpus).finish(600)
     assert result.code == 0, result.stdout + result.stderr
     assert f"This machine has {gpus} GPU" in result.stdout

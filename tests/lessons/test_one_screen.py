@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-import launcher
-import lessons
+from tools import launcher, lessons
 
 LESSON = "04_ddp_torchrun"  # its command starts the program too
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-import lines
-from lessons import ROOT
 from parts import stages, timeline
 from planner import __main__ as command
 from planner import dry_run, failures, formulas, plans, report, search
+from tests.helpers import lines
+from tools.lessons import ROOT
 
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text())
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text())

@@ -6,10 +6,9 @@ import sys
 import pytest
 import torch
 
-import diffs
-import launcher
-import pretending
-from patches import patched
+from tests.helpers.patches import patched
+from tools import diffs, launcher
+from tools.testbed import pretending
 
 FOLDER = launcher.ROOT / "lessons/port"
 PAGE = launcher.ROOT / "lessons/pages/port.md"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lessons import ROOT
+from tools.lessons import ROOT
 
 PORT = ROOT / "lessons/port"
 WRONG = tomllib.loads((ROOT / "tests/lessons/wrong_ports.toml").read_text())
@@ -19,7 +19,7 @@ OPTIONS = {
     "after.py": ["--epochs", "2", "--batch-size", "320", "--workers", "0", "--resume"],
     "after_iterations.py": ["--iterations", "8", "--resume"],
 }
-TRUE, FORKED = PORT / "check.py", ROOT / "tests/helpers/port_forks.py"  # the second one starts faster
+TRUE, FORKED = [PORT / "check.py"], ["-m", "tests.helpers.port_forks"]  # the second one starts faster
 
 
 @pytest.fixture
@@ -35,8 +35,13 @@ def check(tmp_path):
         (mine / "my.py").write_text(text.replace(old, new) if old else text)
         shutil.copy(PORT / "batch_norm.py", mine)
         before = {path.name: path.read_bytes() for path in mine.iterdir()}
-        command = [sys.executable, program, *options, "--", "my.py", *OPTIONS[script]]
-        environment = os.environ | {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"} | environment
+        command = [sys.executable, *program, *options, "--", "my.py", *OPTIONS[script]]
+        ours = {
+            "TMPDIR": str(temporary),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": f"{ROOT}:{ROOT}/lessons",
+        }
+        environment = os.environ | ours | environment
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "cache")
         done = subprocess.run(command, cwd=mine, env=environment, capture_output=True, text=True, timeout=900)
         assert {path.name: path.read_bytes() for path in mine.iterdir()} == before
@@ -104,7 +109,7 @@ def test_a_hang_is_named_within_seconds(check):
 
 
 def test_it_names_rows_that_the_page_has():
-    rows = set(re.findall(r'"([a-z]+(?:-[a-z]+)+|reducelronplateau|evaluation)"', TRUE.read_text()))
+    rows = set(re.findall(r'"([a-z]+(?:-[a-z]+)+|reducelronplateau|evaluation)"', TRUE[0].read_text()))
     headings = re.findall(r"^##+ (.*)", (ROOT / "lessons/pages/port.md").read_text(), re.M)
     there = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
     assert len(rows) > 10 and rows <= there

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import hosts
-import launcher
-import preflight
-import pretending
+from launch import preflight
+from tools import launcher
+from tools.testbed import hosts, pretending
 
 TOOL = launcher.ROOT / "lessons/launch/preflight.py"
 WELL = "nothing is wrong that this can see"

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import launcher
-import pretending
 import workload
-from lessons import ROOT, Curve
-from lines import check_curve
 from parts import loading
 from recipes import faults, skip, streaming, unequal
+from tests.helpers.lines import check_curve
+from tools import launcher
+from tools.lessons import ROOT, Curve
+from tools.testbed import pretending
 
 PAGE = (ROOT / "lessons/pages/recipes.md").read_text()
 

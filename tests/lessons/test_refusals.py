@@ -14,11 +14,11 @@ import numpy
 import pytest
 import torch
 
-import launcher
-import pretending
 import workload
-from lines import is_like, refusal
-from processes import trained
+from tests.helpers.lines import is_like, refusal
+from tools import launcher
+from tools.testbed import pretending
+from tools.testbed.processes import trained
 
 SMALL = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from lessons import ROOT
 from parts import resnet
+from tools.lessons import ROOT
 
 SERVER = ROOT / "lessons/parts/server.py"
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import launcher
-import pretending
-import slurm
-from lines import check_curve
-from processes import alive, wait_for
+from tests.helpers.lines import check_curve
+from tools import launcher
+from tools.testbed import pretending, slurm
+from tools.testbed.processes import alive, wait_for
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason="needs SLURM: make tools installs it")
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
-from test_errors import ENTRIES, PROBE, RENDEZVOUS, TORCHRUN, says
 from torch import nn
 
-import launcher
-from lessons import ROOT
+from tests.lessons.test_errors import ENTRIES, PROBE, RENDEZVOUS, TORCHRUN, says
+from tools import launcher
+from tools.lessons import ROOT
 
 COMMAND = launcher.command("04_ddp_torchrun", 1)[0][0]  # torchrun, of this environment
 RECIPES = (ROOT / "lessons/pages/recipes.md").read_text()

@@ -1,7 +1,7 @@
 """Take each `.to(device)`, `device=` and gloo group out of the lessons in turn: do the tests notice?
 
-    python tests/lessons/without_device.py               all lessons; about an hour on two cores
-    python tests/lessons/without_device.py 04 snapshot   some of them, or of the files that they share
+    python -m tests.lessons.without_device               all lessons; about an hour on two cores
+    python -m tests.lessons.without_device 04 snapshot   some of them, or of the files that they share
 
 You will see a line for each mutant: noticed, and by what, or not noticed. The tests are those of a lesson on
 two simulated GPUs, once as it is and once with its data left on the CPU, where most calls of `.to(device)`
@@ -16,9 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-import lessons  # noqa: E402
+from tools import lessons
+from tools.lessons import ROOT
 
 # What is not noticed, and why.
 FSDP_INPUT = "fully_shard moves a model's inputs to the GPU by itself"

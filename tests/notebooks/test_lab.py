@@ -13,8 +13,8 @@ from urllib.request import urlopen
 import nbformat
 import pytest
 
-import browser
-from lessons import ROOT
+from tests.helpers import browser
+from tools.lessons import ROOT
 
 STEM = "planning"  # the quickest
 

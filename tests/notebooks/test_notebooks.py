@@ -11,14 +11,9 @@ import textwrap
 import nbformat
 import pytest
 
-import diffs
-import digests
-import lessons
-import measured
-import notebooks
-import pretending
-import words
-from lessons import ROOT
+from tools import diffs, digests, lessons, measured, notebooks, words
+from tools.lessons import ROOT
+from tools.testbed import pretending
 
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
 
@@ -100,9 +95,9 @@ def well_known_errors(row, notebook):
 def unlinked_words(row, notebook):
     """Linked: to its place in words.md, or to PyTorch's documentation. Explained: the word, and nothing
     more, is bold or italic there; or words.md names the notebook as one that the word is first in. Plain
-    text counts: code, headings and links to other pages do not. `python tools/words.py` links the others."""
+    text counts: code, headings and links to other pages do not. `python -m tools.words` links the others."""
     missing = words.missing(words.number(row), notebook)
-    return [f"{word.name}, in cell {at + 1}: python tools/words.py {row.stem}" for word, (at, *_) in missing]
+    return [f"{word.name}, in cell {at + 1}: python -m tools.words {row.stem}" for word, (at, *_) in missing]
 
 
 RULES = {
@@ -200,7 +195,7 @@ def test_with_an_address_all_notebooks_fetch_and_have_badges_and_without_none(tm
     for written in (address, ""):
         text = table.read_text()
         table.write_text(re.sub(r'(?m)^address = ".*"$', f'address = "{written}"', text))
-        subprocess.run([sys.executable, "tools/diffs.py"], cwd=tmp_path, check=True)
+        subprocess.run([sys.executable, "-m", "tools.diffs"], cwd=tmp_path, check=True)
         for path in paths:
             notebook = notebooks.read(path)
             code = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -18,21 +18,19 @@ import matplotlib.pyplot as plt
 import nbformat
 import psutil
 import pytest
-import slow_links
 import torch
 import torch.distributed as dist
 from IPython.core.interactiveshell import InteractiveShell
 from torch.nn.functional import cross_entropy
 
-import hosts
-import launcher
-import lessons
-import notebooks
 import show
 import workload
-from meshes import run_probe
-from processes import wait_for
 from show import collectives, mixtures, nodes, replicas, rings
+from tests.helpers.meshes import run_probe
+from tools import launcher, lessons, notebooks
+from tools.bench import slow_links
+from tools.testbed import hosts
+from tools.testbed.processes import wait_for
 
 
 @pytest.fixture
@@ -554,9 +552,9 @@ def test_a_file_whose_names_do_not_fit_is_an_error(tmp_path, monkeypatch, wrong)
 
 
 def test_without_safetensors_it_says_in_one_line_how_to_install_it():
-    code = f"import sys; sys.path[:0] = {[str(INSIDE), *sys.path]}; sys.modules['safetensors'] = None"
-    words = [sys.executable, "-c", f"{code}; import fine_tuning"]
-    run = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    words = [sys.executable, "-c", "import sys; sys.modules['safetensors'] = None; import fine_tuning"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(INSIDE), *sys.path])}
+    run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
     assert (run.returncode, run.stderr) == (2, f"error: this notebook needs safetensors: {NEEDED}\n")
     assert (launcher.ROOT / NEEDED.split()[-1]).exists()
 

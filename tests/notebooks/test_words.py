@@ -6,8 +6,7 @@ import re
 import nbformat
 import pytest
 
-import lessons
-import words
+from tools import lessons, words
 
 WORDS = words.read()
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import workload
-from meshes import become
+from tests.helpers.meshes import become
 
 
 def counted():

@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import workload
-from meshes import ROOT, limerick_arguments
 from parts import experts, limericks, one_mesh, resnet, ring_attention
 from parts.transformer import ImageTransformer
 from planner import dry_run
+from tests.helpers.meshes import ROOT, limerick_arguments
 
 NUMBER, *WORDS = sys.argv[1:]
 CPU = torch.device("cpu")

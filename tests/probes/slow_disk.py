@@ -4,7 +4,6 @@ import os
 import runpy
 import sys
 import time
-from pathlib import Path
 
 fsync, written = os.fsync, []
 
@@ -18,5 +17,4 @@ def slow(file):
 
 os.fsync = slow
 sys.argv = sys.argv[1:]
-sys.path[0] = str(Path(sys.argv[0]).parent)
 runpy.run_path(sys.argv[0], run_name="__main__")

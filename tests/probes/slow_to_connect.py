@@ -30,5 +30,4 @@ def slow(messages):
 
 dist.batch_isend_irecv = slow
 sys.argv = sys.argv[1:]
-sys.path[0] = str(Path(sys.argv[0]).parent)
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -2,7 +2,7 @@
 
 import pytest
 
-import chaos
+from tools import chaos
 
 SOON = [kind for kind in chaos.KINDS if kind != "SIGSTOP"]
 

@@ -9,15 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-import harness
-import probes
 import pytest
 
-import launcher
-import pretending
-from processes import alive, wait_for
+from tools import launcher
+from tools.gpu import harness, probes
+from tools.testbed import pretending
+from tools.testbed.processes import alive, wait_for
 
-TOOL = launcher.ROOT / "tools" / "gpu"
+TOOL = (sys.executable, "-m", "tools.gpu")
 
 
 @pytest.fixture
@@ -76,8 +75,9 @@ def test_a_test_that_fails_is_a_failed_row(tmp_path):
         "def test_not_begun(broken): pass\n"
         "def test_not_here(): pytest.skip('for a reason')\n"
     )
-    environment = os.environ | {"ROWS": str(tmp_path / "rows"), "PYTHONPATH": str(TOOL)}
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "each_test", "-p", "no:cacheprovider", "-n", "1"]
+    environment = os.environ | {"ROWS": str(tmp_path / "rows"), "PYTHONPATH": str(launcher.ROOT)}
+    words = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider"]
+    words += ["-p", "tools.gpu.each_test"]
     subprocess.run([*words, tmp_path], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
     assert [(name, verdict) for name, _, _, verdict in rows] == [
@@ -94,9 +94,8 @@ def test_a_test_that_fails_is_a_failed_row(tmp_path):
 def test_no_one_is_measured_beside_one_that_prepares_or_is_measured(check, tmp_path):
     """And who is never prepared is ended: `slow` compiles for minutes, say."""
     text = f"""
-import fcntl, os, sys, time
-sys.path.insert(0, {str(TOOL)!r})
-import probes
+import fcntl, os, time
+from tools.gpu import probes
 def wait_for_all(what):
     open("{tmp_path}/" + what + str(os.getpid()), "w")
     while sum(what in name for name in os.listdir({str(tmp_path)!r})) < 3:
@@ -127,8 +126,8 @@ probes.say({{"times": [start, begun, time.time()]}})
 
 
 def call(*words, **environment):
-    words = [sys.executable, TOOL, *map(str, words)]
-    environment = os.environ | environment
+    words = [*TOOL, *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": str(launcher.ROOT)} | environment
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=3600)
 
 
@@ -149,8 +148,9 @@ def test_without_a_gpu_it_says_so_before_anything_is_written(tmp_path):
 def test_sigterm_leaves_no_child_behind(tmp_path):
     keep_compiled(tmp_path)
     mark = f"test-{tmp_path}"
-    words = [sys.executable, TOOL, "--rehearse", "--out", tmp_path / "out"]
-    run = subprocess.Popen(words, env=os.environ | {"MARK": mark, "TMPDIR": str(tmp_path)}, stdout=-3)
+    words = [*TOOL, "--rehearse", "--out", tmp_path / "out"]
+    environment = os.environ | {"MARK": mark, "TMPDIR": str(tmp_path)}
+    run = subprocess.Popen(words, cwd=launcher.ROOT, env=environment, stdout=-3)
     wait_for(lambda: len(alive(mark)) > 1 and list(tmp_path.glob("gpu-check-*")), 60)
     run.send_signal(signal.SIGTERM)
     assert run.wait(timeout=60) == 143

@@ -6,11 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-import ink
-import lessons
-import links
-import pictures
-import speeds
+from tools import ink, lessons, links, pictures, speeds
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = sorted(pictures.FOLDER.glob("*.svg"))

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-import pretending
+from tools.testbed import pretending
 
 pytestmark = [
     pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing()),

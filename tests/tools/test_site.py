@@ -17,15 +17,13 @@ from pathlib import Path, PurePosixPath
 import pytest
 from torch.distributed import run as torchrun
 
-import browser
-import build as builder
-import crawl
-import home
-import lessons
-import sources
-from lessons import ROOT
 from planner import __main__ as planner
-from widgets import diff, ring
+from tests.helpers import browser, crawl
+from tools import lessons
+from tools.lessons import ROOT
+from tools.site import build as builder
+from tools.site import home, sources
+from tools.site.widgets import diff, ring
 
 VENV = ROOT / ".venv-site"
 AXE = VENV / "axe.min.js"
@@ -77,7 +75,7 @@ def built(once, name, *words, address=""):
     needs((VENV / "ready").exists(), "tools/site/requirements.txt")
 
     def build(out):
-        command = [VENV / "bin/python", "tools/site/build.py", "--out", out, *words]
+        command = [VENV / "bin/python", "-m", "tools.site.build", "--out", out, *words]
         more = {"env": os.environ | {"ADDRESS": address}, "text": True, "timeout": 600}
         result = subprocess.run(command, cwd=ROOT, capture_output=True, **more)
         assert result.returncode == 0, result.stdout + result.stderr

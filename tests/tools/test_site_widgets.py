@@ -13,20 +13,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_site import every, one, opened, small_site
 
-import home
-import live
-import models
-import sources
-import taken
-from lessons import ROOT
 from planner import __main__ as command
 from planner import formulas, plans, report, search
-from widgets import memory, planner, ring, schedules, sharding
+from tests.tools.test_site import every, one, opened, small_site
+from tools.lessons import ROOT
+from tools.site import home, live, models, sources, taken
+from tools.site.widgets import memory, planner, ring, schedules, sharding
 
 TENTH = ("gpipe", "one_forward_one_backward", "all_stages", "timeline", "needs")
-tenth = taken.functions(ROOT / schedules.TESTS, *TENTH)
+tenth = taken.functions(ROOT / "tests/exercises/10_pipeline/test_10.py", *TENTH)
 LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
 
 
@@ -113,6 +109,14 @@ def test_the_table_has_the_seconds_of_the_formulas():
     assert len(table) == len(ring.WAYS) and len(ring.table(5)) == len(ring.WAYS) - 1
 
 
+def test_orders_are_those_that_exercise_10_is_tested_with():
+    functions = {"gpipe": tenth.gpipe, "1f1b": tenth.one_forward_one_backward}
+    for name, stages, count in itertools.product(functions, (2, 3, 5, 8), (1, 4, 11)):
+        ours = [[[*action] for _, *action in line] for line in schedules.orders(name, stages, count)]
+        assert ours == tenth.all_stages(functions[name], stages, count), (name, stages, count)
+        assert schedules.orders("naive", stages, count) == schedules.orders("gpipe", stages, 1)
+
+
 def test_begins_and_ends_are_those_that_exercise_10_is_tested_with():
     drawn = random.Random(1)
     for stages, count in itertools.product((2, 3, 5, 8), (1, 4, 11)):
@@ -161,11 +165,10 @@ def test_a_pipeline_is_as_fast_as_its_slowest_stage():
 @pytest.mark.long
 def test_torch_has_the_orders_that_are_stored():
     """In a process of its own: it makes groups of a backend that computes nothing."""
-    words = "import json, orders; assert orders.orders() == json.loads(orders.OUT.read_text())"
-    result = subprocess.run(
-        [sys.executable, "-c", words], cwd=ROOT / "tools/site", capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, f"python tools/site/orders.py writes them anew: {result.stderr}"
+    same = "assert orders.orders() == json.loads(orders.OUT.read_text())"
+    words = [sys.executable, "-c", f"import json; from tools.site import orders; {same}"]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, f"python -m tools.site.orders writes them anew: {result.stderr}"
 
 
 def test_a_plan_is_the_one_that_the_command_prints():

@@ -1,9 +1,9 @@
 """Measure this machine: `make bench`. Ends with a comparison with the machine of the page, and a dated file.
 
-    python tools/bench/bench.py                          the sections that most readers want, about 9 minutes
-    python tools/bench/bench.py --only all-reduce        some sections: --only "two processes" overlap
-    python tools/bench/bench.py --all                    every section of the page, 20 minutes
-    python tools/bench/bench.py --readme tools/bench/results/FILE.json    write README.md from a file
+    python -m tools.bench.bench                          the sections that most readers want, about 9 minutes
+    python -m tools.bench.bench --only all-reduce        some sections: --only "two processes" overlap
+    python -m tools.bench.bench --all                    every section of the page, 20 minutes
+    python -m tools.bench.bench --readme tools/bench/results/FILE.json    write README.md from a file
 
 All measurements take turns, so a noisy moment affects all of them alike. Each number is the median of the
 repeats; the file keeps every repeat. Nothing here fails because it is slow.
@@ -22,11 +22,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import peers
-import report
-import rows
-import scaling
+from tools.bench import peers, report, rows, scaling
 
 RESULTS = rows.HERE / "results"
 SECTIONS = rows.SECTIONS | {
@@ -64,7 +60,7 @@ def versions():
 
 
 def commit():
-    """The commit of the programs that measure, with a plus if there are changes; empty outside a repository."""
+    """The commit of the programs, with a plus if some are changed; empty outside a repository."""
 
     def git(*words):
         run = subprocess.run(["git", *words], cwd=rows.HERE, capture_output=True, text=True)

@@ -1,5 +1,6 @@
-"""How fast an all-reduce is, by size: gloo's own, four rings with one more improvement each, and a server. And a
-memory copy, which none of them can beat: all processes copy at the same time, as they would send.
+"""How fast an all-reduce is, by size: gloo's own, four rings with one more improvement each, and a server.
+
+A memory copy is measured too, which none of them can beat: all processes copy at once, as they would send.
 """
 
 import importlib.util

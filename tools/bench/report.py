@@ -1,21 +1,21 @@
-"""Report what the bench found: tables and text for its page, and a picture."""
+"""Report what the bench found: tables and text for its page, pictures, and a comparison with the page's machine."""
 
 import json
 import re
 import statistics
-import sys
 import zlib
 from pathlib import Path
 
+from tools import ink
+from tools.bench import scaling
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent))
-import ink
-
 PAGE = HERE / "README.md"
 PICTURES = ROOT / "lessons" / "pictures"
 MIB = 2**20
 INSIDE = "inside the machine, 64 images"
+ALT = "Where the time of a step goes, how much communication backward hides, an all-reduce by size, and the start"
 
 
 def middle(values, scale=1, digits=0):
@@ -23,7 +23,9 @@ def middle(values, scale=1, digits=0):
 
 
 def reach(values, scale=1, digits=0):
-    return f"{scale * min(values):,.{digits}f} to {scale * max(values):,.{digits}f}"
+    """The range. A star marks one that a single repeat stretched to more than twice the median."""
+    star = " *" if max(values) > 2 * statistics.median(values) else ""
+    return f"{scale * min(values):,.{digits}f} to {scale * max(values):,.{digits}f}{star}"
 
 
 def each(combine, *lists):
@@ -36,9 +38,9 @@ def added(found):
     return each(lambda *parts: sum(parts), *found.values())
 
 
-def ratio(above, below, factor=1):
-    """The median of the repeats' ratios: the two were measured shortly after one another."""
-    return statistics.median(each(lambda one, other: one / other / factor, above, below))
+def ratio(above, below):
+    """Of the medians, which the page shows: a reader can compute it again."""
+    return statistics.median(above) / statistics.median(below)
 
 
 def table(head, rows):
@@ -53,6 +55,10 @@ def table(head, rows):
 def verdict(value, aim, at_most=False, unit=""):
     met = value <= aim if at_most else value >= aim
     return f"(aim: at {'most' if at_most else 'least'} {aim:g}{unit}; {'met' if met else 'missed'})"
+
+
+def size_of(size):
+    return f"{int(size) // MIB} MiB" if int(size) >= MIB else f"{int(size) // 1024} KiB"
 
 
 # ---- the rows -----------------------------------------------------------------------------------
@@ -72,116 +78,161 @@ def one_process(result):
         for name, words in names.items()
     ]
     plain, low = (ratio(speed[name], speed["usual loop"]) for name in ("lesson 01", "lesson 07 in bf16"))
-    passes = [
-        middle(each(lambda one, other: one + other, step[name]["forward"], step[name]["backward"]), 1000, 1)
-        for name in ("lesson 01", "lesson 07 in bf16")
-    ]
-    usual, ours = step["usual loop"], step["lesson 01"]
-    shorter, batch = (
-        middle(each(lambda one, other: one - other, *both), 1000, 1)
-        for both in ((added(usual), added(ours)), (usual["batch"], ours["batch"]))
-    )
-    text = f"""**Lesson 01 and the usual tutorial loop**, which converts PIL images to tensors one at a time. Both train the same model on one process, with the same batches and optimizer. The last five columns split the step time, in milliseconds.
+    text = f"""## One process
+
+Lesson 01 and the usual tutorial loop, which converts PIL images to tensors one at a time, train the same model with the same batches and optimizer. The last five columns split the mean time of a step, in milliseconds.
 
 {table(["", "images/s", "range", *parts], lines)}
 
-Lesson 01 is {plain:.2f} times as fast {verdict(plain, 1.5)}. A step is {shorter} ms shorter. Data loading accounts for {batch} ms of this, because lesson 01 slices each batch out of the data set in a single operation. """
-    more = ratio(speed["a large one in bf16"], speed["a large one, 1"])
+Lesson 01 is {plain:.2f} times as fast {verdict(plain, 1.5)}, because it slices each batch out of the data set in a single operation: see the column "batch". """
     if result["machine"]["bf16"]:
-        text += f"""Lesson 07 in bf16 is {low:.2f} times as fast as the usual loop {verdict(low, 2)}. Forward and backward take {passes[0]} ms in fp32 and {passes[1]} ms in bf16, because a model this small has too few multiplications to gain from bf16. The large model of the next table is {more:.2f} times as fast in bf16 as in fp32. """
+        more = ratio(speed["a large one in bf16"], speed["a large one, 1"])
+        text += f"""Lesson 07 in bf16 is {low:.2f} times as fast as the usual loop {verdict(low, 2)}. A model with 30 times as many multiplications per image gains more from bf16: {middle(speed["a large one in bf16"])} images/s ({reach(speed["a large one in bf16"])}) instead of {middle(speed["a large one, 1"])} ({reach(speed["a large one, 1"])}), {more:.2f} times as fast."""
     return text.strip()
 
 
 def several(result):
     speed, step = result["rows"]["speed"], result["rows"]["step"]
     names = {
-        "its own model": ("lesson 04's model", "(32,000 parameters)"),
-        "a large one": ("large model", "(270,000 parameters, 30 times the multiplications)"),
-        "a tiny one": ("tiny model", "(one linear layer)"),
+        "its own model": "lesson 04's model (32,000 parameters)",
+        "a large one": "large model (270,000 parameters, 30 times the multiplications)",
     }
     lines, missed = [], []
     for name, words in names.items():
-        one, two, apart = (speed.get(f"{name}, {kind}") for kind in ("1", "2", "apart"))
-        share = ratio(two, apart) if apart else None
-        lines.append([" ".join(words), middle(one), middle(two), middle(apart) if apart else ""])
-        lines[-1] += [f"{ratio(two, one, 2):.2f}", f"{share:.2f}" if apart else ""]
-        if share and share < 0.8:
-            missed.append({"a large one": "the large model"}.get(name, words[0]))
-    head = ["images/s", "1 process", "2 with DDP", "2 independent", "of ideal", "of independent"]
+        values = [speed[f"{name}, {kind}"] for kind in ("1", "2", "apart")]
+        share = ratio(values[1], values[2])
+        lines += [[words, *map(middle, values), f"{ratio(values[1], values[0]):.2f}", f"{share:.2f}"]]
+        lines += [["range", *map(reach, values), "", ""]]
+        missed += [words.partition(" (")[0]] * (share < 0.8)
+    head = ["images/s", "1 process", "2 with DDP", "2 independent", "speedup", "of independent"]
     found = "missed with " + " and ".join(missed) if missed else "met"
-    waited = each(
-        lambda one, two: two - one / 2, step["lesson 04, 1"]["backward"], step["lesson 04, 2"]["backward"]
-    )
-    tiny = statistics.median(120_000 / value for value in speed["a tiny one, 1"])
-    text = f"""**Two processes.** Two independent processes, which never communicate, show how much the machine itself can do. "Of ideal" divides the throughput of two DDP processes by twice the throughput of one process; "of independent" divides it by the throughput of two independent processes.
+    return f"""## Two processes (strong scaling)
+
+The batch of 120 images is split: each of two processes computes on 60. Two independent processes, which have batches of 60 too and never communicate, show how much the machine can do.
 
 {table(head, lines)}
 
-The aim is that two DDP processes reach 0.8 of the throughput of two independent ones: {found}. With lesson 04's model, a DDP step takes {middle(added(step["lesson 04, 2"]), 1000, 1)} ms. Its backward is {middle(waited, 1000, 1)} ms longer than half the backward of one process, because the two processes wait for each other's gradients."""
-    if tiny < 1000 * statistics.median(waited):
-        text += f" With the tiny model, a step takes {tiny:.1f} ms on one process. The wait is longer than this, so two processes are slower than one."
-    return text
+The aim is that two DDP processes reach 0.8 of the throughput of two independent ones: {found}. With lesson 04's model, a step of DDP takes {middle(added(step["lesson 04, 2"]), 1000, 1)} ms."""
 
 
-def hidden(found):
-    """The fraction of the communication that DDP hides behind backward."""
-    kinds = [found[f"{name}, seconds"] for name in ("overlap", "after", "alone")]
-    return statistics.median(
-        each(lambda overlap, after, alone: 1 - (overlap - alone) / (after - alone), *kinds)
-    )
+def waiting(result):
+    found = result["rows"]["waiting"]
+    kinds = {
+        "alone": "forward, backward and optimizer, nothing sent",
+        "wait": "+ an all-reduce of one number",
+        "after": "+ an all-reduce of all gradients, instead of one number",
+        "overlap": "DDP, which sends during backward",
+        "views": "DDP with `gradient_as_bucket_view`",
+    }
+    lines = []
+    for kind, words in kinds.items():
+        values = [found[place][f"{kind}, seconds"] for place in ("anywhere", "bound")]
+        lines.append([words])
+        for times in values:
+            lines[-1] += [middle(times, 1000, 2), reach(times, 1000, 2)]
+    times = {kind: statistics.median(found["anywhere"][f"{kind}, seconds"]) * 1000 for kind in kinds}
+    share = times["alone"] / times["overlap"]
+    return f"""**Where the rest goes.** Several kinds of steps take turns in the same two processes, with lesson 04's model and 60 images for each process. A barrier before each step makes both processes begin together; the clock starts after it. On the right, each process is bound to its own core.
+
+{table(["milliseconds of a step", "any core", "range", "own core", "range"], lines)}
+
+A step without communication takes {times["alone"]:.2f} ms, which is {share:.0%} of a DDP step: no way of sending can be faster than that. Waiting for the other process costs {times["wait"] - times["alone"]:.2f} ms, even if only one number is sent; sending {round(found["anywhere"]["bytes"][0] / 1000)} KB instead of it costs {times["after"] - times["wait"]:.2f} ms more. All gradients fit into one bucket, so DDP can send only when backward is almost over, and there is nothing to overlap."""
 
 
 def overlap(result):
     lines, worth = [], {}
     for link, found in result["rows"]["overlap"].items():
-        worth[link] = ratio(found["after, seconds"], found["overlap, seconds"])
-        times = [middle(found[f"{name}, seconds"], 1000) for name in ("alone", "after", "overlap")]
-        lines.append([link, *times, f"{hidden(found):.0%}", f"{worth[link]:.2f}"])
-    head = ["milliseconds of a step", "nothing sent", "sent after backward", "as DDP does it"]
+        times = [found[f"{name}, seconds"] for name in ("alone", "after", "overlap")]
+        alone, after, hiding = map(statistics.median, times)
+        worth[link] = after / hiding
+        share = (after - hiding) / (after - alone)
+        lines.append(
+            [link, *(middle(values, 1000) for values in times), f"{share:.0%}", f"{worth[link]:.2f}"]
+        )
+        lines.append(["range", *(reach(values, 1000) for values in times), "", ""])
     inside = result["rows"]["overlap"][INSIDE]
     used = [middle(inside[f"{name}, CPU seconds"], 1000) for name in ("alone", "overlap")]
     aims = " and ".join(
         f"{'met' if value >= 1.2 else 'missed'} {'inside the machine' if link == INSIDE else 'on the link'}"
         for link, value in worth.items()
     )
-    text = f"""**How much communication backward hides.** A model with 8 million parameters trains on two processes; a step sends 31 MB. "Hidden" is the fraction of the communication time that overlaps with backward. The speedup compares DDP with sending after backward.
+    head = ["milliseconds of a step", "nothing sent", "sent after backward", "as DDP does it"]
+    text = f"""## How much communication backward hides
+
+A model with 8 million parameters trains on two processes; a step sends 31 MB. The kinds of steps take turns. "Hidden" is the fraction of the communication time (second column minus first) that DDP saves; the speedup is the second column divided by the third.
 
 {table([*head, "hidden", "speedup"], lines)}
 
-The aim is a speedup of 1.2: {aims}. """
-    if worth[INSIDE] < 1.2:
-        text += f"""Inside one machine, sending means copying memory, and the cores that copy are the cores that compute. A step uses {used[0]} ms of CPU time per process without communication, and {used[1]} ms with DDP. """
+The aim is a speedup of 1.2: {aims}. Inside one machine, sending means copying memory, and the cores that copy are the cores that compute: a step uses {used[0]} ms of CPU time per process without communication, and {used[1]} ms with DDP. """
     if len(worth) > 1:
-        text += "The link connects two network namespaces, and the kernel limits its rate. While bytes are on this link, the cores are free. "
+        text += "The link connects two network namespaces, and the kernel limits its rate. While bytes are on this link, the cores are free."
     return text.strip()
 
 
+WAYS = {
+    "ring": "ring of 03a",
+    "memory kept": "+ memory kept",
+    "two connections": "+ two connections",
+    "in pieces": "+ in pieces",
+    "server": "a server",
+    "copy": "a copy",
+}
+
+
 def reduce(result):
-    found = result["rows"]["all-reduce"]
-    sizes = list(map(int, found["gloo"]))
-    names = {"gloo": "gloo's", "ring": "our ring", "server": "a server", "copy": "a copy"}
-    lines = []
-    for size in (2**10, 2**16, 2**20, 2**22, 2**24, 2**26):
-        rates = [size / MIB / statistics.median(found[way][str(size)]) for way in names]
-        shown = [f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}" for rate in rates]
-        share = ratio(found["gloo"][str(size)], found["ring"][str(size)])
-        words = f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
-        lines.append([words, *shown, f"{share:.2f}"])
-    worst = min(ratio(found["gloo"][str(size)], found["ring"][str(size)]) for size in sizes if size >= MIB)
-    text = f"""**An all-reduce** on two processes, in MiB/s: gloo's own, the ring of exercise 03a (written with `isend` and `recv`), a server (rank 0 receives the tensors, adds them and sends the sum back), and for comparison a plain memory copy on both processes at once.
+    text = """## An all-reduce, and what makes a ring as fast as gloo's
 
-{table(["size", *names.values(), "ring / gloo"], lines)}
+In a ring, each process sends only to its neighbour. In the picture below, each column is a process, and each chunk has a different colour. After each process has sent six small messages, all processes hold the sum (Σ).
 
-From 1 MiB up, our ring reaches at least {worst:.2f} of gloo's speed {verdict(worst, 0.8)}."""
-    if worst < 0.8:
-        ways = ("ring", "ring without sending", "gloo")
-        whole, beside, theirs = (middle(found[way][str(sizes[-1])], 1000) for way in ways)
-        text += f" At {sizes[-1] // MIB} MiB our ring takes {whole} ms and gloo {theirs} ms. Our ring spends {beside} ms of this time on allocating receive buffers and adding, while nothing is sent. Gloo splits the tensor into pieces and adds one piece while the next is on its way."
+<img src="../../lessons/pictures/ring.svg" width="440" alt="The six steps of a ring all-reduce on four processes">
+
+All ways take turns in the same processes. The columns after gloo's time and its range are gloo's time divided by theirs: above 1 is faster than gloo. The ring of exercise 03a is the solution, which allocates a receive buffer for each message. Each column after it adds one improvement: receive buffers that are kept, a connection for each direction, and pieces of 2 MiB, so that one piece is added while the next is sent ([notebook 03a](../../notebooks/03a_how_gradients_travel.ipynb) explains them). In a server, rank 0 receives all tensors, adds them and sends the sum back. A copy is a copy in memory on all processes at once, without any communication."""
+    for count, found in result["rows"]["all-reduce"].items():
+        seconds, lines = found["seconds"], []
+        for size in seconds["gloo"]:
+            gloo = seconds["gloo"][size]
+            shares = [f"{ratio(gloo, seconds[way][size]):.2f}" for way in WAYS]
+            lines.append([size_of(size), middle(gloo, 1000, 2), reach(gloo, 1000, 2), *shares])
+        least = {
+            way: min(
+                ratio(seconds["gloo"][size], seconds[way][size])
+                for size in seconds["gloo"]
+                if int(size) >= MIB
+            )
+            for way in ("ring", "in pieces")
+        }
+        words = {"2": "Two", "4": "Four"}[count]
+        cores = result["machine"]["cores"]
+        text += f"""
+
+**{words} processes.** From 1 MiB up, the ring of 03a reaches at least {least["ring"]:.2f} of gloo's speed {verdict(least["ring"], 0.8)}, and the ring in pieces at least {least["in pieces"]:.2f} {verdict(least["in pieces"], 1)}."""
+        if int(count) > cores:
+            text += f" Each process has two threads, and all of them share {cores} cores, so every step waits for the thread that gets a core last."
+        text += f"\n\n{table(['size', 'gloo, ms', 'range', *WAYS.values()], lines)}"
+    if len(result["rows"]["all-reduce"]) == 2:
+        text += f"\n\n{prediction(result)}"
     return text
 
 
+def prediction(result):
+    """Whether CPU time predicts gloo's all-reduce on four processes from the one on two."""
+    two, four = (result["rows"]["all-reduce"][count] for count in ("2", "4"))
+    cores, lines, near = result["machine"]["cores"], [], []
+    for size, measured in four["seconds"]["gloo"].items():
+        times = [1.5 * used * 4 / cores for used in two["cpu_seconds"]["gloo"][size]]
+        off = ratio(times, measured) - 1
+        shown = [middle(times, 1000, 2), middle(measured, 1000, 2), reach(measured, 1000, 2), f"{off:+.0%}"]
+        lines.append([size_of(size), *shown])
+        near += [size_of(size)] * (abs(off) <= 0.2)
+    return f"""**Does CPU time explain four processes?** If it did, gloo's all-reduce on four processes would take its CPU time on one of two processes, times 1.5 (a process sends 1.5 times the bytes), times 4 processes, divided by the {cores} cores. This is our second formula, after a first one that was often wrong; it was written down on 2026-11-23, and these measurements are newer.
+
+{table(["gloo, ms", "formula", "measured", "range", "error"], lines)}
+
+Within 20% (the aim): {", ".join(near) or "none"}; the other sizes miss it. For large tensors, sending bytes takes most of the time. For small ones, the messages do: in each of six steps the operating system has to give a core to one of at least eight threads, and this delay is not CPU time."""
+
+
 def safety(result):
-    saving, speed, recovery = (result["rows"][name] for name in ("saving", "speed", "recovery"))
+    saving, recovery = (result["rows"][name] for name in ("saving", "recovery"))
     names = {
         "lesson 06b": "lesson 06b",
         "lesson 06b, wide": "lesson 06b, 8 million parameters",
@@ -192,71 +243,282 @@ def safety(result):
         size, times = middle(saving[name]["bytes"], 1e-6, 1), saving[name]["seconds"]
         lines.append([words, f"{size} MB", f"{middle(times, 1000)} ms", f"{reach(times, 1000)} ms"])
     share, again = statistics.median(saving["lesson 06b"]["share"]), statistics.median(recovery)
-    beside = ratio(speed["lesson 06b"], speed["its own model, 2"])
-    return f"""**What snapshots cost.** The table shows how long a snapshot stops training on two processes. Lesson 06b waits until the file is written. Lesson 09 only waits until the tensors are copied; it writes the file while training continues.
+    text = f"""## What snapshots cost
+
+The table shows how long a snapshot stops training on two processes. Lesson 06b waits until the file is written. Lesson 09 only waits until the tensors are copied; it writes the file while training continues.
 
 {table(["", "bytes", "stops training", "range"], lines)}
 
-With one snapshot per epoch, lesson 06b spends {share:.1%} of its run on snapshots {verdict(100 * share, 2, at_most=True, unit="%")}, and its throughput is {beside:.2f} times that of lesson 04. After a process dies, the next step comes {again:.1f} seconds later {verdict(again, 10, at_most=True, unit=" s")}; the repeats range from {reach(recovery, 1, 1)} seconds. Most of this time is spent importing torch again."""
+With one snapshot per epoch, lesson 06b spends {share:.1%} of its run on snapshots {verdict(100 * share, 2, at_most=True, unit="%")}. After a process dies, the next step comes {again:.1f} seconds later (range {reach(recovery, 1, 1)}) {verdict(again, 10, at_most=True, unit=" s")}; most of this time is spent importing torch again."""
+    step, speed = result["rows"].get("step", {}), result["rows"].get("speed", {})
+    if "lesson 04, 2" in step:
+        beside = ratio(speed["lesson 06b"], speed["its own model, 2"])
+        steps = {name: step[name] for name in ("lesson 04, 2", "lesson 06b")}
+        parts = list(steps["lesson 06b"])
+        rows = [
+            [
+                name,
+                *(middle(found[part], 1000, 2) for part in parts),
+                middle(added(found), 1000, 2),
+                reach(added(found), 1000, 2),
+            ]
+            for name, found in steps.items()
+        ]
+        longer = {
+            part: statistics.median(steps["lesson 06b"][part])
+            - statistics.median(steps["lesson 04, 2"][part])
+            for part in parts
+        }
+        most = max(longer, key=longer.get)
+        text += f"""
+
+Lesson 06b processes {middle(speed["lesson 06b"])} images/s ({reach(speed["lesson 06b"])}), {beside:.2f} times as many as lesson 04 on two processes. Apart from the snapshots, the difference lies in its steps:
+
+{table(["milliseconds of a step", *parts, "sum", "range"], rows)}
+
+The largest difference is in "{most}" ({1000 * longer[most]:+.2f} ms). After each step, the processes of 06b ask each other whether one of them was told to stop, with an asynchronous all-reduce of one number, and the answer arrives during the next step."""
+    return text
 
 
 def startup(result):
     found = result["rows"]["start"]
-    head = ["seconds", "01", "03, mp.spawn", "04, torchrun", "06, torchrun on two nodes"]
-    columns = [found[name] for name in STARTS.values()]
+    names = {
+        "lesson 01": "01",
+        "lesson 03": "03, mp.spawn",
+        "lesson 04": "04, torchrun",
+        "lesson 06": "06, torchrun on two nodes",
+    }
+    names = {name: words for name, words in names.items() if name in found}
+    columns = [found[name] for name in names]
     lines = [[stage, *(middle(column[stage], 1, 2) for column in columns)] for stage in columns[0]]
     whole = list(map(added, columns))
     lines.append(["total", *(middle(values, 1, 1) for values in whole)])
     lines.append(["range", *(reach(values, 1, 1) for values in whole)])
-    return f"""**From the command to the end of the first step.** Lesson 01 runs on one process, the other lessons on two. The two nodes of lesson 06 are two torchrun launchers on this machine.
+    return f"""## From the command to the end of the first step
+
+Lesson 01 runs on one process, the other lessons on two. The two nodes of lesson 06 are two torchrun launchers on this machine.
+
+{table(["seconds", *names.values()], lines)}
+
+The launcher imports torch before its processes do. Creating the first optimizer or DDP model imports further parts of torch."""
+
+
+def scaled(result):
+    found, text = result["rows"]["scaling"], ""
+    for is_weak, words in (
+        (
+            False,
+            f"**Strong scaling: one batch of {scaling.BATCH} for all processes** (the same job in less time):",
+        ),
+        (
+            True,
+            f"**Weak scaling: a batch of {scaling.BATCH} for each process** (a larger job in the same time):",
+        ),
+    ):
+        lines = []
+        for model, count, together, apart, alone in scaling.lines(found, is_weak):
+            shares = [
+                f"{statistics.median(together) / alone:.2f}",
+                f"{ratio(together, apart):.0%}" if apart else "",
+            ]
+            lines.append(
+                [model, count, middle(together), reach(together), middle(apart) if apart else "", *shares]
+            )
+        head = ["model", "processes", "images/s", "range", "independent", "speedup", "of independent"]
+        text += f"\n\n{words}\n\n{table(head, lines)}"
+    return f"""## Does it pay to have more processes?
+
+That depends on how much computation a step needs. The lessons' model is small, so that everything runs on a laptop. With the option `--width`, you can make the model as wide as you like (here 96); [notebook 03](../../notebooks/03_ddp_spawn.ipynb) compares a small and a wide model. "Speedup" is relative to one process, "of independent" relative to as many independent processes.{text}
+
+<img src="../../lessons/pictures/scaling.svg" width="480" alt="Images per second on 1, 2 and 4 processes, with the lessons' model and with a wide one, and the same for as many independent processes">"""
+
+
+PEERS = {
+    "lesson 01, 1": "lesson 01",
+    "ddp-tutorial-series, 1": "[ddp-tutorial-series](https://github.com/pytorch/examples/tree/main/distributed/ddp-tutorial-series), `single_gpu.py`",
+    "distributed-training-guide, 1": "[distributed-training-guide](https://github.com/LambdaLabsML/distributed-training-guide), chapter 1",
+    "lesson 04, 2": "lesson 04",
+    "lesson 06b, 2": "lesson 06b, a snapshot every 20 steps",
+    "ddp-tutorial-series, 2": "ddp-tutorial-series, `multigpu_torchrun.py`",
+    "distributed-training-guide, 2": "distributed-training-guide, chapter 2",
+    "Accelerate, 2": "[lesson 04 with Accelerate](../../lessons/frameworks/accelerate_ddp.py)",
+    "Lightning Fabric, 2": "[lesson 04 with Lightning Fabric](../../lessons/frameworks/fabric_ddp.py)",
+}
+
+
+def others(result):
+    found, lines = result["rows"]["peers"], []
+    for name, words in PEERS.items():
+        if row := found.get(name):
+            speed, first = row["images a second"], row["first step"]
+            again = row.get("after a kill")
+            times = [middle(first, 1, 1), reach(first, 1, 1)]
+            times += [middle(again, 1, 1), reach(again, 1, 1)] if again else ["", ""]
+            lines.append([words, name[-1], middle(speed), reach(speed), *times])
+    head = ["", "processes", "images/s", "range", "first step, s", "range", "after a kill, s", "range"]
+    return f"""## Other people's loops on the same work
+
+Their scripts run as they are, on lesson 04's model, images and batches (a file of the bench, [their_script.py](their_script.py), replaces CUDA, NCCL, model, data and optimizer around them, bf16 by fp32, and compiles nothing). Images/s is 120 divided by the mean time of a step, after the first 50 steps. "After a kill" is the time from the SIGKILL of process 1 in the second epoch until the restarted job has taken its first step; an empty cell means that the script keeps no snapshot.
 
 {table(head, lines)}
 
-The launcher imports torch before its processes do. Creating the first optimizer or DDP model imports further parts of torch."""
+{slower(found)}"""
+
+
+def slower(found):
+    """Where others are faster than we are, by more than the ranges allow."""
+    pairs = {"1": "lesson 01, 1", "2": "lesson 04, 2"}
+    said = []
+    for name, row in found.items():
+        ours = found[pairs[name[-1]]]
+        if not name.startswith("lesson") and min(row["images a second"]) > max(ours["images a second"]):
+            said.append(
+                f"{PEERS[name].partition('](')[0].strip('[')} trains faster than {PEERS[pairs[name[-1]]]}"
+            )
+        if not name.startswith("lesson") and max(row["first step"]) < min(ours["first step"]):
+            said.append(
+                f"{PEERS[name].partition('](')[0].strip('[')} takes its first step sooner than {PEERS[pairs[name[-1]]]}"
+            )
+        again, mine = row.get("after a kill"), found.get("lesson 06b, 2", {}).get("after a kill")
+        if again and mine and not name.startswith("lesson") and max(again) < min(mine):
+            said.append(
+                f"{PEERS[name].partition('](')[0].strip('[')} trains again sooner after a kill than lesson 06b"
+            )
+    return f"Where others are ahead, by more than the ranges: {'; '.join(said) or 'nowhere in this table'}."
 
 
 # ---- together -----------------------------------------------------------------------------------
 
 
-def section(result, path):
+def where(result):
     what, used = result["machine"], result["versions"]
     kind = "a virtual machine" if what["virtual"] else "a machine"
     gpu = f"{len(what['gpus'])} x {what['gpus'][0]}" if what["gpus"] else "no GPU"
-    where = f"{kind} with {what['cores']} cores of an {what['cpu']}, {what['memory_gib']} GiB and {gpu}"
-    where += f", Python {used['python']}, torch {used['torch'].split('+')[0]}"
-    told = [
-        f"""`make bench` measures your machine in about {result["minutes"]:.0f} minutes. This section comes from [one of its files](results/{path.name}), measured on {where}, with one thread per process, on {result["date"]}. Each number is the median of {result["repeats"]} runs, and the measurements take turns."""
+    return f"{kind} with {what['cores']} cores of an {what['cpu']}, {what['memory_gib']} GiB and {gpu}, Python {used['python']}, torch {used['torch'].split('+')[0]}"
+
+
+def section(result, path):
+    rows = result["rows"]
+    said = [
+        f"""Measured by commit {result["commit"]} on {result["date"]}, in {result["minutes"]:.0f} minutes, on {where(result)} ([all repeats](results/{path.name})). Each process has one thread. The load before the run was {result["load_before"]}, and the host gave {result["stolen"]:.1%} of the processor time to other machines. Every number is the median of {result["repeats"]} repeats, the range goes from the smallest to the largest repeat, and ratios are computed from the medians. The measurements take turns."""
     ]
-    for part in (one_process, several, overlap, reduce, safety, startup):
-        try:
-            told.append(part(result))
-        except (KeyError, ValueError, StopIteration):  # a row that it needs has failed, in some repeat
-            name = part.__name__.replace("_", " ")
-            told.append(f"A measurement that the section on {name} needs is missing.")
-    return "\n\n".join(told)
+    parts = {
+        one_process: "usual loop" in rows.get("speed", {}),
+        several: "its own model, apart" in rows.get("speed", {}),
+        waiting: "waiting" in rows,
+        overlap: "overlap" in rows,
+        reduce: "all-reduce" in rows,
+        safety: "recovery" in rows,
+        startup: "lesson 03" in rows.get("start", {}),
+        scaled: "scaling" in rows,
+        others: "peers" in rows,
+    }
+    if all(parts.values()):
+        said.append(f"""<img src="../../lessons/pictures/bench.svg" width="550" alt="{ALT}">""")
+    said += [part(result) for part, is_measured in parts.items() if is_measured]
+    text = "\n\n".join(said)
+    if " * " in text:
+        text += "\n\n\\* One repeat of this row took more than twice the median. Nothing was dropped, and the file has the value."
+    return text
 
 
 def plain(text):
-    """For a terminal: without Markdown's marks."""
-    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("**", "")
+    """For a terminal: without Markdown's marks and pictures."""
+    text = re.sub(r"<img [^>]*>\n*", "", text)
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("**", "").replace("\\*", "*")
 
 
-def marks(name):
-    """What finds a section of the page: its file, and its text."""
-    return re.compile(rf"(?s)<!-- {name} (\S+) -->\n(.*?)\n<!-- end -->")
+def named_file():
+    """The file whose numbers the page shows."""
+    return HERE / "results" / marks().search(PAGE.read_text()).group(1)
 
 
-def write_page(name, path, section, draw):
-    """Replace what stands between the marks of a section of the page, and draw its picture."""
+def marks():
+    """What finds the generated part of the page: its file, and its text."""
+    return re.compile(r"(?s)<!-- bench (\S+) -->\n(.*?)\n<!-- end -->")
+
+
+def write_page(path):
+    """Replace what stands between the marks of the page, and draw its pictures."""
     result = json.loads(path.read_text())
-    new = f"<!-- {name} {path.name} -->\n{section(result, path)}\n<!-- end -->"
-    PAGE.write_text(marks(name).sub(lambda match: new, PAGE.read_text(), count=1))
-    draw(result, PICTURES / f"{name}.svg")
+    new = f"<!-- bench {path.name} -->\n{section(result, path)}\n<!-- end -->"
+    PAGE.write_text(marks().sub(lambda match: new, PAGE.read_text(), count=1))
+    draw(result, PICTURES)
 
 
 def mark(result):
     """A picture carries this, so that a test can tell which numbers it shows."""
     return f"{zlib.crc32(json.dumps(result).encode()):08x}"
+
+
+# ---- your machine beside ours -------------------------------------------------------------------
+
+
+def measured(result):
+    """The numbers to compare, by name: their repeats, and whether more is better."""
+    rows = result["rows"]
+    speed, start = rows.get("speed", {}), rows.get("start", {})
+    found = {
+        "lesson 01, images/s": (speed.get("lesson 01"), True),
+        "lesson 04 on two processes, images/s": (speed.get("its own model, 2"), True),
+        "large model on two processes, images/s": (speed.get("a large one, 2"), True),
+        "command to first step of lesson 04, s": (
+            start.get("lesson 04") and added(start["lesson 04"]),
+            False,
+        ),
+        "snapshot of 64 MB, s": (rows.get("saving", {}).get("lesson 06b, wide", {}).get("seconds"), False),
+        "training again after a kill, s": (rows.get("recovery"), False),
+    }
+    if two := rows.get("all-reduce", {}).get("2"):
+        found["all-reduce of 64 MiB, s"] = (two["seconds"]["gloo"][str(64 * MIB)], False)
+        found["copy of 64 MiB, s"] = (two["seconds"]["copy"][str(64 * MIB)], False)
+    return {name: values for name, values in found.items() if values[0]}
+
+
+def beside_ours(result):
+    """A table of your machine and the page's, and what may explain the difference."""
+    ours = json.loads(named_file().read_text())
+    mine, theirs = measured(result), measured(ours)
+    lines, factors = [], {}
+    for name in (name for name in mine if name in theirs):
+        (values, more), (known, _) = mine[name], theirs[name]
+        digits = 0 if more else 3 if statistics.median(values) < 0.5 else 1
+        factors[name] = ratio(values, known) if more else ratio(known, values)
+        shown = [middle(values, 1, digits), middle(known, 1, digits), reach(known, 1, digits)]
+        lines.append([name, *shown, f"{factors[name]:.2f}"])
+    if not lines:
+        return "Nothing that was measured is on the page."
+    head = ["your machine beside ours", "yours", "ours", "our range", "times as fast"]
+    return f"{table(head, lines)}\n\n{why(result, ours, factors)}"
+
+
+def why(mine, ours, factors):
+    """Sentences about what differs, from what both files say of their machines."""
+    slowest, fastest = min(factors, key=factors.get), max(factors, key=factors.get)
+    said = [
+        f"Yours is {factors[slowest]:.2f} ({slowest.partition(',')[0]}) to {factors[fastest]:.2f} times "
+        f"({fastest.partition(',')[0]}) as fast as ours, {where(ours)}."
+    ]
+    cores = mine["machine"]["cores"]
+    if mine["load_before"] > 0.25 * cores:
+        said.append(
+            f"Other programs were busy when you began (load {mine['load_before']}): measure again without them."
+        )
+    if mine["stolen"] > 0.02:
+        said.append(
+            f"The host of your virtual machine gave {mine['stolen']:.0%} of your processor time to others."
+        )
+    if cores > ours["machine"]["cores"]:
+        said.append("You have more cores, so the threads of two processes wait less for each other.")
+    if mine["versions"]["torch"] != ours["versions"]["torch"]:
+        said.append(f"Your torch is {mine['versions']['torch']}, ours {ours['versions']['torch']}.")
+    if max(factors.values()) < 1.25 * min(factors.values()):
+        said.append(
+            "All rows differ by about the same factor, as they do when the cores are faster or slower."
+        )
+    elif factors.get("copy of 64 MiB, s", 1) * 1.25 < factors.get("lesson 01, images/s", 1):
+        said.append("Your memory is slower in relation to your cores, which counts most where much is sent.")
+    return " ".join(said)
 
 
 # ---- the picture --------------------------------------------------------------------------------
@@ -280,23 +542,46 @@ KINDS = {
     "after": ("sent after backward", "#E69F00"),
     "overlap": ("as DDP does it", "#0072B2"),
 }
-WAYS = {
+LINES = {
     "copy": ("a copy in memory", "#999999", "--"),
     "gloo": ("gloo's all_reduce", "#0072B2", "o-"),
-    "ring": ("our ring", "#009E73", "s-"),
+    "ring": ("the ring of 03a", "#009E73", "s-"),
+    "in pieces": ("the ring in pieces", "#E69F00", "v-"),
     "server": ("a server", "#D55E00", "^-"),
 }
 
 
-def draw(result, path):
+def draw(result, folder):
+    """Draw the pictures whose rows were measured."""
     rows = result["rows"]
-    figure, (first, second, third, fourth) = ink.pyplot().subplots(4, 1, figsize=(ink.WIDTH, 13))
-    stack(first, STEPS, rows["step"], 1000)
-    first.set(title="where the time of a step goes", ylabel="milliseconds, 120 images")
-    draw_overlap(second, rows["overlap"])
-    draw_reduce(third, rows["all-reduce"])
-    stack(fourth, STARTS, rows["start"], 1)
-    fourth.set(title="from the command to the end of the first step", ylabel="seconds")
+    if all(name in rows for name in ("overlap", "all-reduce")) and "lesson 03" in rows.get("start", {}):
+        figure, (first, second, third, fourth) = ink.pyplot().subplots(4, 1, figsize=(ink.WIDTH, 13))
+        stack(first, STEPS, rows["step"], 1000)
+        first.set(title="where the time of a step goes", ylabel="milliseconds, 120 images")
+        draw_overlap(second, rows["overlap"])
+        draw_reduce(third, rows["all-reduce"]["2"]["seconds"])
+        stack(fourth, STARTS, rows["start"], 1)
+        fourth.set(title="from the command to the end of the first step", ylabel="seconds")
+        ink.save(figure, folder / "bench.svg", Source=mark(result))
+    if "scaling" in rows:
+        draw_scaling(result, folder / "scaling.svg")
+
+
+def draw_scaling(result, path):
+    figure, both = ink.pyplot().subplots(2, 1, figsize=(ink.WIDTH, 6.5))
+    kinds = (("one batch for all", False, "#0072B2"), ("a batch for each", True, "#D55E00"))
+    for label, is_weak, colour in kinds:
+        lines = list(scaling.lines(result["rows"]["scaling"], is_weak))
+        for axes, name in zip(both, scaling.NAMES.values(), strict=True):
+            chosen = [line for line in lines if line[0] == name]
+            counts = [count for _, count, *_ in chosen]
+            speeds = [statistics.median(together) for *_, together, _, _ in chosen]
+            apart = [statistics.median(apart or together) for *_, together, apart, _ in chosen]
+            axes.plot(counts, speeds, "o-", color=colour, label=label)
+            axes.plot(counts, apart, ":", color=colour, label=f"{label}, independent")
+            axes.set(title=name, xlabel="processes", ylabel="images per second", xticks=scaling.COUNTS)
+            axes.set_ylim(bottom=0)
+    both[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, fontsize=9)
     ink.save(figure, path, Source=mark(result))
 
 
@@ -330,7 +615,7 @@ def draw_overlap(axes, found):
 
 
 def draw_reduce(axes, found):
-    for way, (label, colour, style) in WAYS.items():
+    for way, (label, colour, style) in LINES.items():
         sizes = [int(size) for size in found[way]]
         rates = [[size / value / 1e6 for value in found[way][str(size)]] for size in sizes]
         axes.plot(sizes, list(map(statistics.median, rates)), style, color=colour, label=label)

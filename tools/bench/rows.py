@@ -16,13 +16,12 @@ import time
 import uuid
 from pathlib import Path
 
+from tools import launcher
+from tools.testbed import hosts
+from tools.testbed.processes import alive
+
 HERE = Path(__file__).resolve().parent
 TESTBED = HERE.parent / "testbed"
-sys.path[:0] = [str(HERE.parent), str(TESTBED)]
-import hosts
-import launcher
-from processes import alive
-
 MARK = f"bench-{uuid.uuid4().hex}"  # in the environment of every process started here
 ENVIRONMENT = os.environ | {
     "BENCH_MARK": MARK,
@@ -36,6 +35,8 @@ STAGES = ("launcher", "import torch", "processes meet", "images", "model, DDP, o
 OWN = ("--epochs", 2)
 FEW = ("--epochs", 2, "--train-size", 1200, "--test-size", 60)  # for large models, and large snapshots
 BF16 = ("--precision", "bf16", "--accumulate", 1)
+# The ring in pieces is notebook 03a's.
+PATH_OF_RINGS = os.pathsep.join((ENVIRONMENT["PYTHONPATH"], str(launcher.ROOT / "notebooks/show/travel")))
 STEM, STEM_06B, STEM_07 = "04_ddp_torchrun", "06b_preemption", "07_mixed_precision"
 
 
@@ -173,7 +174,8 @@ def start_ranks(script, folder, *arguments, world_size=2, **more):
 
 
 def overlap(folder):
-    return {"overlap": {"inside the machine, 64 images": flat(start_ranks("overlap.py", folder, "wide", 64, 20))}}
+    found = start_ranks("overlap.py", folder, "wide", 64, 20)
+    return {"overlap": {"inside the machine, 64 images": flat(found)}}
 
 
 def small_steps(folder):
@@ -211,14 +213,13 @@ def overlap_between_hosts(folder):
 
 def flat(found):
     seconds = {f"{name}, seconds": value for name, value in found["seconds"].items()}
-    return seconds | {f"{name}, CPU seconds": value for name, value in found["cpu_seconds"].items()}
+    used = {f"{name}, CPU seconds": value for name, value in found["cpu_seconds"].items()}
+    return seconds | used | {"bytes": found["bytes"]}
 
 
 def reduce(world_size):
     def run(folder):
-        # The ring in pieces is notebook 03a's.
-        path = os.pathsep.join((ENVIRONMENT["PYTHONPATH"], str(launcher.ROOT / "notebooks/show/travel")))
-        found = start_ranks("reduce.py", folder, world_size=world_size, PYTHONPATH=path)
+        found = start_ranks("reduce.py", folder, world_size=world_size, PYTHONPATH=PATH_OF_RINGS)
         return {"all-reduce": {str(world_size): found}}
 
     return run

@@ -8,7 +8,7 @@ machine can do.
 
 import statistics
 
-import rows
+from tools.bench import rows
 
 STEM = "04_ddp_torchrun"
 BATCH = 120

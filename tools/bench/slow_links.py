@@ -1,7 +1,7 @@
 """DDP and four ways to send fewer bytes, on two hosts whose link has a limited rate: which is the fastest?
 
-    python tools/bench/slow_links.py                      measure this machine
-    python tools/bench/slow_links.py --rates 10mbit       at one rate only
+    python -m tools.bench.slow_links                      measure this machine
+    python -m tools.bench.slow_links --rates 10mbit       at one rate only
 
 For each rate and each way, this runs lesson 04's job on two processes until it recognizes 97% of the test
 images. It measures seconds (without the time for testing), steps, and the bytes that one process sent. Two
@@ -16,12 +16,9 @@ import statistics
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import rows
-
-import bench
-import hosts
-import lessons
+from tools import lessons
+from tools.bench import bench, rows
+from tools.testbed import hosts
 
 RESULTS = bench.RESULTS / "links"
 SCRIPT = lessons.ROOT / "notebooks/show/inside/few_bytes.py"
@@ -90,18 +87,16 @@ def newest() -> dict:
     return json.loads(max(RESULTS.glob("*.json"), key=lambda path: path.stem[-10:]).read_text())
 
 
-def section(result: dict, path: Path) -> str:
-    lines = [head(result), *table(result)]
-    return "\n".join(" | ".join(f"{cell:>14}" for cell in line) for line in lines)
-
-
 def main() -> None:
     rates = {"nargs": "+", "default": RATES, "help": "as tc writes them (%(default)s)"}
     arguments = bench.parse(__doc__, RESULTS, rates=rates)
     if hosts.why_not():
         sys.exit(f"error: this needs network namespaces ({hosts.why_not().strip()}): run make tools")
     ends: list[dict] = []
-    bench.run(arguments, measures(arguments.rates, ends), section, in_rows=lambda found: ends, name="links")
+    result, path = bench.run(arguments, measures(arguments.rates, ends), in_rows=lambda found: ends)
+    for line in [head(result), *table(result)]:
+        print(" | ".join(f"{cell:>14}" for cell in line))
+    print(f"\nKept: {path}")
 
 
 if __name__ == "__main__":

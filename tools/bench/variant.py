@@ -35,7 +35,6 @@ sys.path.insert(0, str(LESSON.parent))
 import workload
 
 imported = time.time()
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from steps import around
 from steps import clock as clock_steps
 

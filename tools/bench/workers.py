@@ -1,20 +1,17 @@
 """How many loader workers should a process have? Lesson 08, from the cost of its images.
 
-    python tools/bench/workers.py
+    python -m tools.bench.workers
 
 Prints the CPU time of preparing an image and of training on it, which other programs do not affect, and what
 follows from both.
 """
 
 import math
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lessons"))
 import workload
 from parts import loading, resnet
 

@@ -1,7 +1,7 @@
 """Is everything here right on this machine's GPUs, how fast is it, and what limits it? `make gpu`
 
-    python tools/gpu --out out --minutes 11
-    python tools/gpu --rehearse               the same stages in small, on 2 simulated GPUs
+    python -m tools.gpu --out out --minutes 11
+    python -m tools.gpu --rehearse               the same stages in small, on 2 simulated GPUs
 
 Whether it is right is asked by tests/lessons/test_on_gpus.py, which runs here on the machine's GPUs. A
 rehearsal has the quick ones of these tests. It does not test a GPU: see tools/testbed/README.md. Without g++
@@ -22,12 +22,12 @@ import sys
 import time
 from pathlib import Path
 
-import speed
 import torch
-from harness import HERE, ROOT, Check, Job, Stage
 
-import pretending
 import workload
+from tools.gpu import speed
+from tools.gpu.harness import ROOT, Check, Job, Stage
+from tools.testbed import pretending
 from workload import machine
 
 EXACT = "relative error under 1e-5"  # Winograd's convolutions round more; TF32 would be off by 3e-4
@@ -77,11 +77,12 @@ def tests(check: Check, names: tuple[str, ...] = ON_GPUS) -> None:
     folder.mkdir()
     rows, failed = folder / "rows", folder / "rows.failed"
     workers = max(1, min(6, len(os.sched_getaffinity(0)) // 2))  # most runs have two ranks
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "each_test", "-n", workers]
-    words += ["--dist", "load", "--maxschedchunk", 1, *(["-m", "quick"] if check.is_rehearsal else [])]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.gpu.each_test"]
+    words += ["-n", workers, "--dist", "load", "--maxschedchunk", 1]
+    words += ["-m", "quick"] if check.is_rehearsal else []
     words += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, *(ROOT / "tests" / name for name in names)]
     rows.touch()
-    child, seen = check.begin(Job(words, {"ROWS": rows, "PYTHONPATH": HERE})), 0
+    child, seen = check.begin(Job(words, {"ROWS": rows, "PYTHONPATH": ROOT})), 0
     while True:
         is_last = child.has_ended() or check.is_over()
         for line in rows.read_text().splitlines()[seen:]:

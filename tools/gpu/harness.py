@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tools import launcher
+from tools.testbed import pretending
+from tools.testbed.processes import alive
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "testbed"), str(ROOT / "lessons")]
-import launcher
-import pretending
-from processes import alive
 
 
 class Row(NamedTuple):
@@ -121,9 +121,7 @@ class Check:
         self.on_gpus = {
             "LOCK_OF_TURNS": self.folder / "turns",
             "SECONDS_OF_TURN": 100 * self.patience,
-            "PYTHONPATH": os.pathsep.join(
-                map(str, (ROOT / "lessons", ROOT / "lessons/launch", HERE.parent, pretending.AT_EXIT))
-            ),
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "lessons", ROOT, pretending.AT_EXIT))),
             "TORCHINDUCTOR_CACHE_DIR": self.folder / "inductor",
             "TORCHINDUCTOR_COMPILE_THREADS": "4",
         }

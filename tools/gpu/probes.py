@@ -23,8 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import conv2d, cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
-import preflight
 import workload
+from launch import preflight
 
 STEPS = ("repeatable", "plain", "input", "bf16", "channels_last", "benchmark", "fused", "compile")
 ROOM = 2  # pixels that an image may be moved
@@ -282,8 +282,7 @@ def gpt(
     forward and backward, with attention to earlier positions counted as if to all, as papers do; "causal"
     is how many there are if only what a position sees is counted.
     """
-    sys.path.insert(0, str(Path(workload.__file__).resolve().parents[1] / "planner"))
-    import formulas
+    from planner import formulas
 
     device = workload.pick_device()
     torch.manual_seed(0)

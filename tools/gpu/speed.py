@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from harness import Check, Job
 
-import ink
+from tools import ink
+from tools.gpu.harness import Check, Job
 
 # Data sheets, dense, 10**12 operations a second: bf16 with tensor cores, fp32 without.
 PEAKS = {

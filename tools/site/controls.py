@@ -1,10 +1,8 @@
-"""Controls and bars of the widgets that answer, and the path to the planner. A browser has this file, too."""
+"""Controls and bars of the widgets that answer. A browser has this file, too."""
 
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "lessons"))  # for what imports the planner after this
 RECOMPUTE = {"none": "none", "selective": "attention only (selective)", "full": "all layers (full)"}
 NETWORK = [[one * 1e9, f"{8 * one:g} Gb/s"] for one in (1.25, 12.5, 25, 50, 100)]  # bytes a second
 PRICES = [[one, f"${one:g}"] for one in (1, 1.5, 2, 3, 4, 6)]

@@ -10,8 +10,8 @@ import textwrap
 
 import jinja2
 
-import lessons
-from lessons import ROOT
+from tools import lessons
+from tools.lessons import ROOT
 
 RUN, NEW, COPY = "**Run it:**", "**New here:**", "**Copy these lines:**"
 TEMPLATES = jinja2.Environment(

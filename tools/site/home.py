@@ -9,13 +9,12 @@ import re
 import textwrap
 import tomllib
 
-import lessons
-import live
-import sources
-from deck import TEMPLATES
-from lessons import ROOT
-from sources import PurePosixPath
-from widgets import diff
+from tools import lessons
+from tools.lessons import ROOT
+from tools.site import live, sources
+from tools.site.deck import TEMPLATES
+from tools.site.sources import PurePosixPath
+from tools.site.widgets import diff
 
 EXERCISES = PurePosixPath("lessons/exercises")
 PARTS = tomllib.loads((ROOT / "tools/site/theme/navigation.toml").read_text())

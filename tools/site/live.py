@@ -8,11 +8,12 @@ more than a browser has, FILES names the functions that are needed, and only the
 import json
 from pathlib import Path
 
-import taken
-from lessons import ROOT
+from tools.lessons import ROOT
+from tools.site import taken
 
 WIDGETS = ROOT / "tools/site/widgets"
-HELPERS = {"tools/site/taken.py": (), "tools/site/controls.py": ()}  # which every widget that answers imports
+# What every widget that answers imports. The first is the package, which knows the path to the planner.
+HELPERS = {f"tools/{name}.py": () for name in ("__init__", "site/taken", "site/controls")}
 
 
 def data(widget) -> dict:
@@ -30,7 +31,7 @@ def data(widget) -> dict:
             path: taken.source(ROOT / path, names) if names else (ROOT / path).read_text()
             for path, names in files.items()
         },
-        "module": f"widgets.{Path(own).stem}",
+        "module": f"tools.site.widgets.{Path(own).stem}",
     }
 
 

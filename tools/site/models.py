@@ -3,7 +3,6 @@
 A model without a shape gets the one that the planner's command guesses for so many parameters.
 """
 
-import controls  # noqa: F401, the path to the planner
 from planner import __main__ as command
 from planner import plans
 

@@ -15,8 +15,8 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-import lessons
-from lessons import ROOT
+from tools import lessons
+from tools.lessons import ROOT
 
 HOME = PurePosixPath("index.md")
 START = PurePosixPath("README.md")

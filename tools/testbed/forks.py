@@ -20,9 +20,10 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
-from processes import living
+from tools.testbed.processes import living
 
-LESSONS = Path(__file__).resolve().parents[2] / "lessons"
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = ROOT / "lessons"
 
 
 class Forks:
@@ -30,7 +31,8 @@ class Forks:
 
     def __init__(self, more=None):
         self.process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, "-m", "tools.testbed.forks"],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"OMP_NUM_THREADS": "1"} | (more or {"CUDA_VISIBLE_DEVICES": ""}),
@@ -83,7 +85,6 @@ def serve():
     # A fork makes its pool of threads anew. If two threads of autograd, one for each GPU, did so
     # at once, torch would end the process.
     os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
-    sys.path.insert(0, str(LESSONS))
     import workload
 
     workload.draw_fonts()

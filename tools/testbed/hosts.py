@@ -17,8 +17,8 @@ import unittest
 import uuid
 from pathlib import Path
 
-import launcher
-from processes import alive
+from tools import launcher
+from tools.testbed.processes import alive
 
 NEEDED = "needs network namespaces, and ip: make tools installs it"
 

@@ -14,7 +14,7 @@ import time
 import uuid
 from pathlib import Path
 
-import launcher
+from tools import launcher
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue")
 # An ordinary user has no sbin in the PATH.

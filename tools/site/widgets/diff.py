@@ -13,9 +13,9 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-import lessons
-import taken
-from lessons import ROOT
+from tools import lessons
+from tools.lessons import ROOT
+from tools.site import taken
 
 TITLE = "The diff of any lesson to any other"
 INTRODUCTION = """\

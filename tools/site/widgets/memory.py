@@ -1,8 +1,8 @@
 """What one GPU holds, by model and by way of sharding: the planner's memory, beside three kinds of GPU."""
 
-import models
-from controls import RECOMPUTE, choice, control, powers, stacked
 from planner import plans
+from tools.site import models
+from tools.site.controls import RECOMPUTE, choice, control, powers, stacked
 
 TITLE = "Memory: what one GPU holds"
 INTRODUCTION = """\

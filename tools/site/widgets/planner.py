@@ -3,9 +3,9 @@
 import math
 import re
 
-import models
-from controls import MEMORY, NETWORK, PRICES, RECOMPUTE, choice, control, powers, stacked, typed
 from planner import plans, report
+from tools.site import models
+from tools.site.controls import MEMORY, NETWORK, PRICES, RECOMPUTE, choice, control, powers, stacked, typed
 
 TITLE = "The planner"
 INTRODUCTION = """\

@@ -8,7 +8,7 @@ async function begin({ files, module: name }) {
     pyodide.FS.mkdirTree(`/rungs/${path}`.replace(/\/[^/]*$/, ""));
     pyodide.FS.writeFile(`/rungs/${path}`, text);
   }
-  pyodide.runPython("import sys; sys.path.append('/rungs/tools/site')");
+  pyodide.runPython("import sys; sys.path.append('/rungs')");
   pyodide.runPython(`
 import importlib, json
 module = importlib.import_module(${JSON.stringify(name)})

@@ -7,11 +7,11 @@ seconds is said by the planner's formulas.
 
 import math
 
-import links
-import taken
-from lessons import ROOT
 from planner import __main__ as command
 from planner import formulas
+from tools import links
+from tools.lessons import ROOT
+from tools.site import taken
 
 TITLE = "The ring all-reduce, step by step"
 INTRODUCTION = """\

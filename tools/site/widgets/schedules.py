@@ -1,15 +1,16 @@
 """Pipeline schedules: who works when, how long the others wait, and what they hold meanwhile.
 
-GPipe and 1F1B are those of the tests of exercise 10; the idle share is lesson 10's. The interleaved and the
-zero-bubble schedule are torch's own, which tools/site/orders.py writes into a file.
+GPipe and 1F1B are worked out here, and a test compares them with those of exercise 10; the idle share is
+lesson 10's. The interleaved and the zero-bubble schedule are torch's own: tools/site/orders.py writes them into
+a file.
 """
 
 import json
 import re
 
-import taken
-from controls import ROOT, choice, control
 from planner import report
+from tools.site import taken
+from tools.site.controls import ROOT, choice, control
 
 TITLE = "Pipeline schedules"
 INTRODUCTION = """\
@@ -18,17 +19,15 @@ shrink the idle share (the bubble). GPipe and 1F1B wait equally long, but 1F1B h
 one process down: the whole pipeline is as fast as its slowest stage. [Lesson 10's
 notebook](../notebooks/10_pipeline.ipynb) draws the same pictures of real processes.
 """
-TESTS, TIMELINE = "tests/exercises/10_pipeline/test_10.py", "lessons/parts/timeline.py"
+TIMELINE = "lessons/parts/timeline.py"
 ORDERS = "tools/site/widgets/orders.json"
 FILES = {
-    TESTS: ("gpipe", "one_forward_one_backward", "all_stages"),
     TIMELINE: ("idle", "idle_in_theory"),
     ORDERS: (),
     "lessons/planner/report.py": (),
     "lessons/planner/plans.py": (),
     "lessons/planner/formulas.py": (),
 }
-tenth = taken.functions(ROOT / TESTS, *FILES[TESTS])
 timeline = taken.functions(ROOT / TIMELINE, *FILES[TIMELINE])
 
 PROCESSES, MICROBATCHES = (2, 4, 8), (1, 2, 4, 8, 16, 32)
@@ -72,9 +71,21 @@ def orders(schedule, processes, microbatches):
         stored = json.loads((ROOT / ORDERS).read_text())[f"{schedule} {processes} {microbatches}"]
         actions = [re.findall(r"(\d+)(\w)(\d+)", line) for line in stored]
         return [[(int(stage), KINDS[kind], int(number)) for stage, kind, number in line] for line in actions]
-    function = tenth.one_forward_one_backward if schedule == "1f1b" else tenth.gpipe
-    lines = tenth.all_stages(function, processes, 1 if schedule == "naive" else microbatches)
-    return [[(stage, kind, number) for kind, number in line] for stage, line in enumerate(lines)]
+    microbatches = 1 if schedule == "naive" else microbatches
+    most = [processes - stage if schedule == "1f1b" else microbatches for stage in range(processes)]
+    return [order(stage, most[stage], microbatches) for stage in range(processes)]
+
+
+def order(stage, most, microbatches):
+    """A stage that may hold this many micro-batches: it does a backward whenever it holds them, or has done all
+    its forwards. A stage that may hold all of them has GPipe's order."""
+    actions, forwards = [], 0
+    for backwards in range(microbatches):
+        while forwards < min(microbatches, backwards + most):
+            actions.append((stage, "forward", forwards))
+            forwards += 1
+        actions.append((stage, "backward", backwards))
+    return actions
 
 
 def when(lines, seconds):

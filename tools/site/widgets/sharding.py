@@ -1,8 +1,8 @@
 """The planner's search, with sliders: the best few ways to shard a job, and what bounds each."""
 
-import models
-from controls import MEMORY, NETWORK, PRICES, choice, control, powers, stacked
 from planner import plans, report, search
+from tools.site import models
+from tools.site.controls import MEMORY, NETWORK, PRICES, choice, control, powers, stacked
 
 TITLE = "The planner's search"
 INTRODUCTION = """\

@@ -9,10 +9,8 @@ the only source. A test runs this with --check.
 import re
 import sys
 
-from lessons import ROOT
+from grader.settings import ROOT, SOLUTIONS, STARTERS
 
-sys.path.insert(0, str(ROOT / "tests" / "exercises"))
-SOLUTIONS, STARTERS = ROOT / "solutions", ROOT / "lessons" / "exercises"
 NUMBERED = re.compile(r"\d\d[a-z]?_[^/]+(\.py|/[^/]+\.(py|md))$")
 CUT = re.compile(r"^( *)# cut (\d\d[a-z]?\.\d+: .+)\n((?:.*\n)*?)\1# end\n", re.M)
 INSTEAD = re.compile(r"^ *# instead:(?: (.*))?\n", re.M)
