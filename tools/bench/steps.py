@@ -53,7 +53,7 @@ def clock():
         steps = seen[0] - SKIPPED
         if steps > 0:
             line = {name: seconds / steps for name, seconds in spent.items()}
-            print(json.dumps({"stepped": line}), file=sys.stderr, flush=True)
+            print("\n" + json.dumps({"stepped": line}), file=sys.stderr, flush=True)
 
     dataloader._BaseDataLoaderIter.__next__ = clocked_next
     around(torch.Tensor, "backward", note, note)

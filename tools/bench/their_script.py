@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import steps
 import torch
@@ -30,7 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tell(what, value):
-    print(json.dumps({what: value}), file=sys.stderr, flush=True)
+    print(
+        f"\n{json.dumps({what: value})}", file=sys.stderr, flush=True
+    )  # a progress bar leaves its line open
 
 
 def note_steps():
@@ -55,9 +57,14 @@ def digits():
     return list(zip(images.images, images.labels, strict=True))
 
 
+class OnCpus(torch.nn.parallel.DistributedDataParallel):
+    def __init__(self, module, device_ids=None, **options):
+        super().__init__(module, **options)
+
+
 def instead_of_cuda():
     """Whatever names CUDA gets the CPU, and NCCL becomes gloo."""
-    parallel, device_class = torch.nn.parallel, torch.device
+    device_class = torch.device
 
     class OnCpu(type(device_class)):
         def __instancecheck__(cls, value):
@@ -67,25 +74,17 @@ def instead_of_cuda():
         def __new__(cls, *words):
             return device_class("cpu")
 
-    def without_devices(function, names):
-        def call(*arguments, **options):
-            return function(
-                *arguments, **{name: option for name, option in options.items() if name not in names}
-            )
-
-        return call
-
     def stays(self, *words, **options):
         """The `to` of a tensor or module that is on the CPU already."""
         return self
 
     torch.device = Device
     torch.Tensor.to = torch.nn.Module.to = stays
-    meet = without_devices(dist.init_process_group, ("backend", "device_id"))
-    dist.init_process_group = lambda *words, **options: meet("gloo", **options)
-    wrapped = without_devices(parallel.DistributedDataParallel, ("device_ids",))
-    parallel.DistributedDataParallel = wrapped
-    torch.nn.parallel.distributed.DistributedDataParallel = wrapped
+    meet = dist.init_process_group
+    dist.init_process_group = lambda backend=None, device_id=None, **options: meet("gloo", **options)
+    torch.nn.parallel.DistributedDataParallel = OnCpus
+    load = torch.load
+    torch.load = lambda file, map_location=None, **options: load(file, map_location="cpu", **options)
     torch.cuda.set_device = torch.cuda.synchronize = lambda *words: None
     torch.cuda.device_count = lambda: 8
     torch.cuda.reset_peak_memory_stats = lambda *words: None
@@ -134,7 +133,9 @@ def theirs(script):
     """The names of their script with our job in them."""
     model, sgd = our_job()
     names = runpy.run_path(str(script), run_name="theirs")
-    space = names["main"].__globals__
+    functions = [value for value in names.values() if isinstance(value, FunctionType)]
+    # A decorated main() has the globals of its decorator.
+    space = next(each.__globals__ for each in functions if each.__globals__["__name__"] == "theirs")
     if "load_train_objs" in names:
 
         def load_train_objs():
