@@ -9,11 +9,11 @@ import contextlib
 import datetime
 import faulthandler
 import functools
-import importlib
 import json
 import linecache
 import os
 import pdb
+import pkgutil
 import random
 import signal
 import sys
@@ -266,13 +266,8 @@ def take_away(names):
     """What an exercise forbids is not there: `torch.nn.parallel.DistributedDataParallel`, for one."""
     for path in names:
         holder, _, name = path.rpartition(".")
-        parts = holder.split(".")
         try:
-            place = importlib.import_module(parts[0])
-            for number, part in enumerate(parts[1:], 2):
-                if not hasattr(place, part):  # not imported yet: the submission would get it whole
-                    importlib.import_module(".".join(parts[:number]))
-                place = getattr(place, part)
+            place = pkgutil.resolve_name(holder)  # imports it, or the submission would get it whole
             taken = getattr(place, name)
         except (ImportError, AttributeError):
             continue
