@@ -521,7 +521,15 @@ def test_a_rank_knows_nothing_from_which_the_grader_draws():
     assert not set(one) & {*other, torch.initial_seed(), random.getstate()[1][0]}
 
 
-def test_numbers_come_back_as_they_were():
+@pytest.mark.long("spawned")
+@pytest.mark.quick("forked")
+@pytest.mark.parametrize("way", ["forked", "spawned"])
+def test_numbers_come_back_as_they_were(way, another_sandbox, monkeypatch):
+    """Also where each rank is started anew, as on macOS: a process that has imported torch must not fork
+    there."""
+    if way == "spawned":
+        monkeypatch.setenv("RUNGS_SPAWN", "1")
+        another_sandbox()
     given = {
         "a": [1, -2.5, "x", None, True, float("inf")],
         "b": {"c": torch.arange(6.0).reshape(2, 3).t(), "d": torch.zeros(0, 4, dtype=torch.int64)},
@@ -874,14 +882,6 @@ def test_no_two_sandboxes_have_one_user(another_sandbox, monkeypatch):
     one.close()
     third.begin()
     assert third.uid == 61900  # what is given back can be had again
-
-
-@pytest.mark.long
-def test_each_rank_can_be_started_anew(another_sandbox, monkeypatch):
-    """As on macOS, where a process that has imported torch must not fork."""
-    monkeypatch.setenv("RUNGS_SPAWN", "1")
-    another_sandbox()
-    assert ranks.run(echo, [1, 2], files=NO_FILE) == [1, 2]
 
 
 def test_all_processes_of_a_run_have_so_much_memory(fails, monkeypatch):

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import grade
 import pytest
 from grader import batch, ranks, walls
 from grader.exercises import exercise, manifest
+from grader.ranks import zygote
 from grader.results import Result
 from grader.settings import HERE, SOLUTIONS, STARTERS
 from grader.walls import limits
@@ -73,17 +75,10 @@ def table(path):
 # ---- a class ----------------------------------------------------------------------------------
 
 
-HOSTILE = {
-    "fork bomb": "import os\nwhile True:\n    os.fork()\n",
-    "ends all": """
-import os
-for pid in [-1, *range(2, 9000)]:
-    try:
-        os.kill(pid, 9 * (pid != os.getpid()))
-    except OSError:
-        pass
-""",
-}
+# Two that could harm the submissions beside them. test_grader.py tries each of hostile.toml alone.
+HEAD = "import os, signal\nfrom contextlib import suppress\n"
+ATTACKS = tomllib.loads((ROOT / "tests/hostile.toml").read_text())
+HOSTILE = {name: HEAD + ATTACKS[name]["attack"] for name in ("forks for ever", "kills what it can")}
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +348,7 @@ def test_a_process_that_is_ended_costs_nobody_a_grade(which, tmp_path):
         moment."""
         looks = []
         for _ in range(2):
-            found = ranks.below(grader.pid)
+            found = zygote.children(grader.pid)
             looks.append([pid for pid in found if "spawn_main" in ranks.read(f"/proc/{pid}/cmdline")])
             time.sleep(0.3)
         return looks[0] if looks[0] == looks[1] and len(looks[0]) == 2 else []
@@ -445,11 +440,11 @@ def test_nothing_is_left_when_grading_is_interrupted(number, tmp_path):
     put({THIRD: HANGS}, tmp_path)
     words = ["--one", tmp_path, "--only", "03", "--force", "--level", "1", "--out", tmp_path / "grades"]
     limits.prctl(limits.SUBREAPER, 1)  # whatever is left by those that end is a child of this process
-    ours = set(ranks.below(os.getpid()))
+    ours = set(zygote.children(os.getpid()))
 
     def left():
         """Without those of Chromium, which other tests have left running: it starts some when it likes."""
-        found = set(ranks.below(os.getpid())) - ours
+        found = set(zygote.children(os.getpid())) - ours
         lines = {pid: ranks.read(f"/proc/{pid}/cmdline") for pid in found}
         return {pid for pid, line in lines.items() if line and "chrom" not in line}
 

@@ -307,15 +307,6 @@ def read(path):
         return ""
 
 
-def below(pid):
-    """The children of a process, and theirs."""
-    found = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            found += [int(child) for child in read(f"/proc/{pid}/task/{task}/children").split()]
-    return [*found, *(one for child in found for one in below(child))]
-
-
 def run(body, inputs, *, group=True, student=True, main=None, files=None, disk=False, dies=()):
     """`body(student, me, input)` on as many ranks as there are inputs; sandbox/worker.py says what `me` has.
 
@@ -364,7 +355,7 @@ def under_way(box, ranks, job, inputs):
         os.close(end)
     # In a sandbox, processes have other numbers than here.
     numbers = {}
-    for pid in below(box.process.pid):
+    for pid in zygote.children(box.process.pid):
         inner = read(f"/proc/{pid}/status").partition("NSpid:")[2].split("\n")[0].split()
         numbers |= {int(inner[-1]): pid} if inner else {}
     for rank, mine, pid in zip(ranks, inputs, pids, strict=True):
@@ -407,8 +398,8 @@ def watch(box, ranks, deadline):
             if now > deadline:
                 return "timeout"
             if now - looked > 0.05:
-                looked, pids = now, below(box.process.pid)
-                if sum(map(memory, pids)) > MEMORY_OF_ALL:
+                looked, pids = now, zygote.children(box.process.pid)
+                if sum(map(worker.memory_of, pids)) > MEMORY_OF_ALL:
                     return "memory"
             if ready:
                 lives = None
@@ -430,12 +421,6 @@ def has_ended(box, ranks, rank, when):
         rank.ended = box.ask(do="codes")[ranks.index(rank)]
         time.sleep(0 if rank.ended is not None else 0.002)
     rank.ended = -99 if rank.ended is None else rank.ended  # a process may close its pipe and go on
-
-
-def memory(pid):
-    status = read(f"/proc/{pid}/status")
-    found = (line.split() for line in status.splitlines() if line.startswith(("RssAnon:", "RssShmem:")))
-    return sum(int(size) << 10 for _, size, _ in found)
 
 
 def ask_where(ranks):
