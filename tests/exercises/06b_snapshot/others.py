@@ -193,17 +193,6 @@ def torch_writes():
             os.rename(path, aside)
         return None
 
-    def state_of(model, optimizer):
-        return {
-            "parts": [dict(model.state_dict()), optimizer.state_dict()],
-            "random": torch.random.get_rng_state(),
-        }
-
-    def restore(model, optimizer, state):
-        for part, saved in zip((model, optimizer), state["parts"], strict=True):
-            part.load_state_dict(saved)
-        torch.random.set_rng_state(state["random"])
-
     def save_together(folder, step, job, state):
         rank, world_size = dist.get_rank(), dist.get_world_size()
         states = {}

@@ -89,22 +89,9 @@ def overlapped():
 
 def running_maximum():
     """The largest score and the sum of exps so far, as FlashAttention has them; keys and values
-    travel apart, with plain calls: even ranks send first, odd ranks receive first. Positions are slices."""
+    travel apart, with plain calls: even ranks send first, odd ranks receive first."""
 
     NONE = float("-inf")
-
-    def chunk_numbers(rank, world_size):
-        return rank, 2 * world_size - rank - 1
-
-    def positions(length, rank, world_size):
-        size = length // world_size // 2
-        early, late = (number * size for number in chunk_numbers(rank, world_size))
-        return torch.tensor([*range(early, early + size), *range(late, late + size)])
-
-    def meetings(rank, owner):
-        many = 1 + rank + owner
-        mine, theirs = chunk_numbers(rank, many), chunk_numbers(owner, many)
-        return [(a, b) for a in range(2) for b in range(2) if mine[a] >= theirs[b]]
 
     def spread(tensor, like):
         """Each head as often as heads of queries share it."""

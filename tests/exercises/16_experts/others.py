@@ -128,16 +128,6 @@ def one_hot_rows():
         total = torch.zeros(count, home.shape[1], dtype=home.dtype)
         return total.scatter_add(0, tokens[:, None].expand_as(home), home * weights[:, None])
 
-    class Mixture:
-        def forward(self, x):
-            logits = self.router(x)
-            tokens, experts, weights = route(logits, self.top_k, self.capacity)
-            arrived, plan = dispatch(x, tokens, experts, logits.shape[1])
-            pairs = zip(self.experts, arrived, strict=True)
-            answers = [expert(rows) for expert, rows in pairs]
-            output = combine(answers, plan, weights)
-            return output, balancing_loss(logits, route(logits, self.top_k, None)[1])
-
     def add_up_gradients(model):
         mixtures = [layer for layer in model.modules() if isinstance(layer, Mixture)]
         alone = [parameter for layer in mixtures for parameter in layer.experts.parameters()]
