@@ -176,7 +176,7 @@ BLAME = {
     ),
     "another size": (
         "dist.all_reduce(torch.ones(3 + rank))",
-        "tensors of different size: rank 0 gives 3 numbers, rank 1 gives 4 numbers|with different sizes: ",
+        "tensors of different size: rank 0 gives 3 numbers, rank 1 gives 4 numbers$",
     ),
     "raises": (
         "if rank == 1: raise ValueError('mine')",
