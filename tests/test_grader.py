@@ -16,7 +16,6 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from textwrap import indent
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -126,18 +125,12 @@ def entry_of(identity):
     return next(entry for entry in one["check"] if entry["id"] == identity)
 
 
-def with_code(line, code):
-    """The solution of exercise 03 with this code in front of the line that begins with `line`."""
-    text = SOLUTION.read_text()
-    (margin,) = re.findall(rf"^( *){re.escape(line)}", text, re.M)
-    return text.replace(f"{margin}{line}", f"{indent(code, margin)}\n{margin}{line}")
-
-
-def check(*words, args=("tests/exercises",), cwd=ROOT, **more):
+def check(*words):
     """Status and output of pytest as `make check` starts it."""
-    command = [sys.executable, "-m", "pytest", *args, "--confcutdir", HERE, "-p", "no:cacheprovider", "-q"]
+    command = [sys.executable, "-m", "pytest", "tests/exercises", "--confcutdir", HERE]
+    command += ["-p", "no:cacheprovider", "-q", *words]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    run = subprocess.run([*command, *words], cwd=cwd, env=environment, capture_output=True, text=True, **more)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     return run.returncode, run.stdout + run.stderr
 
 
@@ -242,9 +235,6 @@ def test_broadcasts_from_different_ranks_say_so(src, grade):
     assert " on rank 0 is that of rank 1" in came if src == "src=1" else came.endswith(words), came
 
 
-ENDED = '(most recent call first):\n  File "a.py", line 2 in f\n  File "b.py", line 9 in g\n'
-
-
 def test_the_hint_follows_what_came():
     """The check's own `when` goes before a general kind, and that before the check's first hint."""
     entry = {"id": "03.1a", "hints": ["one", "two", "three"], "when": [["is 3", "own"], ["is 4", ""]]}
@@ -263,7 +253,8 @@ def test_the_hint_follows_what_came():
     came = "it: 2 at [0]; every number is 3 times what it should be, and there are 3 processes"
     assert (hints.kind(entry_of("03.2a"), came), hints.kind(entry_of("03.2c"), came)) == ("a sum", "")
     # Of a loop without an end, the line comes first, and the check's own hint would mislead.
-    one = bare_rank().seen() | {"ended": -24, "output": f"some words\n{ENDED}"}
+    stack = '(most recent call first):\n  File "a.py", line 2 in f\n  File "b.py", line 9 in g\n'
+    one = bare_rank().seen() | {"ended": -24, "output": f"some words\n{stack}"}
     cause = causes.ended(0, one, "your code", {"a.py": "def f():\n    while True: pass\n"})
     assert cause.came.startswith(
         "your code was at line 2 of a.py: `while True: pass` when it had used up its"
@@ -691,11 +682,12 @@ def test_make_adds_nothing_to_one_line(terminal):
 
 def test_what_is_printed_is_shown_by_rank_and_kept(grade, tmp_path):
     """Of a check that fails. All of it lies in the file that is named. 03.2d fails."""
-    code = """lines = 0 if hasattr(average_gradients, "called") else 30
-average_gradients.called = True
-for number in range(lines):
-    print(f"line {number} of {dist.get_rank()}" + " x" * 100 * (number == 29))"""
-    text = with_code("has_one = torch", code).replace("if count == 0:", "if False:")
+    code = """    lines = 0 if hasattr(average_gradients, "called") else 30
+    average_gradients.called = True
+    for number in range(lines):
+        print(f"line {number} of {dist.get_rank()}" + " x" * 100 * (number == 29))
+    has_one = torch"""
+    text = SOLUTION.read_text().replace("    has_one = torch", code).replace("if count == 0:", "if False:")
     out = tmp_path / "out"
     result = grade(text, "03.2e", "--out", str(out))["03.2e"]
     shown = result.output.splitlines()
