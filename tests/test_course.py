@@ -212,14 +212,6 @@ def test_a_file_that_is_no_text_is_refused_in_one_line(tmp_path):
 # ---- what counts ------------------------------------------------------------------------------
 
 
-def test_a_course_without_a_file_changes_nothing(tmp_path):
-    written([a_record("ada", everything, of=BOTH)], course.Course(), tmp_path)
-    (row,) = table(tmp_path / "grades.csv")
-    names = ("03", "04a", "total", "maximum", "days late")
-    assert [row[name] for name in names] == ["12", "30", "42", "42", ""]
-    assert not (tmp_path / "canvas.csv").exists() and not (tmp_path / "moodle.csv").exists()
-
-
 def test_a_course_beside_the_submissions_is_found(tmp_path):
     """It is refused here, so that nothing has to be graded; with a file that is named, it is not read."""
     (tmp_path / "submissions" / "ada").mkdir(parents=True)

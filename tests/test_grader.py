@@ -908,6 +908,7 @@ def test_nothing_of_one_submission_is_there_for_the_next():
 HOSTILE = tomllib.loads((Path(__file__).parent / "hostile.toml").read_text())
 
 
+@pytest.mark.quick("prints a report")
 @pytest.mark.long("reads what it can", "sends code", "deletes what it can")
 @pytest.mark.night
 @pytest.mark.parametrize("name", HOSTILE)
