@@ -817,7 +817,8 @@ def test_what_the_kernel_refuses_at_level_3():
     (came,) = ranks.run(calls, [CALLS], files=NO_FILE)
     user, _ = came.pop("user")
     assert came == SAID
-    assert user >= 61000 if walls.machine()["root"] else user == os.getuid()
+    # Each process that grades has a user of its own, or one's fork bomb would count for another.
+    assert user == (61000 + os.getpid() % 1000 if walls.machine()["root"] else os.getuid())
 
 
 def test_the_filter_is_the_same_on_both_processors():
@@ -859,21 +860,6 @@ def test_a_submission_can_read_nothing_that_helps(level, another_sandbox):
     places = [SOLUTION, *(path for path in (HERE / "03_average_gradients").rglob("*") if path.is_file())]
     assert ranks.run(touches, [[str(place) for place in places]], files=NO_FILE) == [[[], []]]
     assert ranks.BOX.level == level and len(places) > 4
-
-
-def test_no_two_sandboxes_have_one_user(another_sandbox, monkeypatch):
-    monkeypatch.setattr(walls, "USERS", range(61900, 61902))  # of no other test
-    one, other, third = (another_sandbox() for _ in range(3))
-    one.begin()
-    other.begin()
-    if one.uid is None:
-        pytest.skip("needs root and level 2: without, all sandboxes are one's own user")
-    assert (one.uid, other.uid) == (61900, 61901)
-    with pytest.raises(ranks.Broken, match="no user id is free between 61900 and 61902"):
-        third.begin()
-    one.close()
-    third.begin()
-    assert third.uid == 61900  # what is given back can be had again
 
 
 def test_all_processes_of_a_run_have_so_much_memory(fails, monkeypatch):

@@ -127,18 +127,6 @@ def running_maximum():
             output = self.weighted / torch.where(self.sum == 0, 1, self.sum)
             return output, torch.where(self.sum == 0, NONE, self.largest + self.sum.log())
 
-    def attend(query, key, value, query_positions, key_positions):
-        running = Running(query.new_zeros(*query.shape[:-1], value.size(-1)))
-        running.add(scores_of(query, key, query_positions, key_positions), value)
-        return running.result()
-
-    def merge(output, log_sum_exp, new_output, new_log_sum_exp):
-        largest = torch.maximum(log_sum_exp, new_log_sum_exp).clamp(min=-1e30)
-        old, new = torch.exp(log_sum_exp - largest), torch.exp(new_log_sum_exp - largest)
-        total = old + new
-        output = (output * old + new_output * new) / torch.where(total == 0, 1, total)
-        return output, torch.where(total == 0, NONE, largest + total.log())
-
     def to_the_right(tensor):
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size == 1:
