@@ -346,7 +346,7 @@ def test_no_text_makes_the_grader_fall_over(kind):
     assert submissions.no_python(NAME, DEEP[kind]).startswith(NAME)
 
 
-# For an exercise, ways to what it forbids.
+# For each exercise, a line that uses what the exercise forbids.
 FORBIDDEN = {
     "03": "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))",
     "03b": "getattr(torch.nn.parallel, 'Distributed' + 'DataParallel')(torch.nn.Linear(1, 1))",
@@ -785,7 +785,7 @@ def calls(student, me, tried):
     return found | {"user": [os.getuid(), os.getgid()]}
 
 
-# Numbers of x86_64, and arguments. Without the filter, those that are refused would fail in another way.
+# Numbers of x86_64, and arguments. Without the filter, the refused ones would fail with another error.
 CALLS = {
     "memfd_create": (319, 0, 0),
     "unshare": (272, 0x10000000),
@@ -817,19 +817,19 @@ def test_what_the_kernel_refuses_at_level_3():
     (came,) = ranks.run(calls, [CALLS], files=NO_FILE)
     user, _ = came.pop("user")
     assert came == SAID
-    # Each process that grades has a user of its own, or one's fork bomb would count for another.
+    # Each grading process has its own user. Otherwise a fork bomb in one sandbox would stop the others.
     assert user == (61000 + os.getpid() % 1000 if walls.machine()["root"] else os.getuid())
 
 
 def test_the_filter_is_the_same_on_both_processors():
-    """But for the numbers of the calls: what one kernel says, the other one says, too."""
+    """The two programs differ only in numbers, so aarch64 refuses what x86_64 refuses."""
     one, other = ([*struct.iter_unpack("<HBBI", seccomp.program(name))] for name in seccomp.MACHINES)
     differ = {(here[3], there[3]) for here, there in zip(one, other, strict=True) if here != there}
     calls = {*seccomp.REFUSED.values(), seccomp.CLONE, seccomp.SOCKET, seccomp.FCNTL}
     same = {numbers for numbers in calls if len({*numbers}) == 1}
     assert differ == calls - same | {tuple(number for _, number in seccomp.MACHINES.values())}
     assert [line[:3] for line in one] == [line[:3] for line in other]
-    # Of a kernel that knows the calls of x32, those are refused.
+    # A kernel that knows the calls of x32 must refuse them, too.
     assert (seccomp.AT_LEAST, 0, 1, 0x40000000) in one
 
 

@@ -33,7 +33,7 @@ def read_files(one, folder: str | Path) -> dict[str, str]:
 # Each check of an exercise reads its files, and they do not change meanwhile.
 @functools.lru_cache(maxsize=64)
 def no_python(name: str, text: str) -> str:
-    """Why a file is no Python; no words if it is."""
+    """Why a file is not valid Python; no words if it is."""
     try:
         with warnings.catch_warnings():  # a "\\d" is a warning, and pytest makes errors of them
             warnings.simplefilter("ignore")
