@@ -108,35 +108,27 @@ def test_what_needs_a_check_whose_file_is_missing_was_not_tried_either():
 
 def test_the_item_analysis_knows_what_was_tried():
     """A script that is as students got it was not."""
-    hunt, first = exercise("04a"), "04a_bug_hunt/bug_01.py"
+    hunt, first, third = exercise("04a"), "04a_bug_hunt/bug_01.py", "04a_bug_hunt/bug_03.py"
     every = [entry["id"] for entry in hunt["check"]]
     starters = {name: (STARTERS / name).read_bytes() for name in hunt["files"]}
-    # What a student hands in instead of the starter, and how many checks are tried in that way: an editor's
-    # line ends are no answer.
-    for text, tried in (
-        (b"", 0),
-        (starters[first].replace(b"\n", b"\r\n"), 0),
-        (starters[first] + b"x = 1\n", 2),
+    # What a student hands in instead of a starter, and whether that counts: an editor's line ends are no
+    # answer. How far a line is indented can be the whole repair.
+    indented = starters[third].replace(b"        accuracy = measure(", b"    accuracy = measure(")
+    for name, text, is_tried in (
+        (first, starters[first], False),
+        (first, starters[first].replace(b"\n", b"\r\n"), False),
+        (first, starters[first] + b"x = 1\n", True),
+        (third, indented, True),
     ):
-        assert grade.untouched_of(hunt, starters | ({first: text} if text else {})) == every[tried:]
+        tried = {entry["id"] for entry in hunt["check"] if is_tried and name in entry["files"]}
+        untouched = grade.untouched_of(hunt, starters | {name: text})
+        assert untouched == [check for check in every if check not in tried]
     solution = (SOLUTIONS / THIRD).read_bytes()
     assert grade.untouched_of(exercise("03"), {THIRD: solution}) == []
 
     record = a_record("ada", untouched=every, of=BOTH)
     assert pages.kind(record, pages.of(record, "04a.1a")) == "not tried"
     assert pages.kind(record, pages.of(record, "03.1a")) == "failed"
-
-
-def test_a_line_that_is_only_indented_in_another_way_is_an_answer():
-    """In bug_03 of 04a, that can be the whole repair."""
-    hunt, name = exercise("04a"), "04a_bug_hunt/bug_03.py"
-    files = {one: (STARTERS / one).read_bytes() for one in hunt["files"]}
-    checks = {entry["id"] for entry in hunt["check"] if name in entry["files"]}
-    assert checks <= set(grade.untouched_of(hunt, files))
-    indented = b"        accuracy = measure("
-    assert files[name].count(indented) == 1
-    files[name] = files[name].replace(indented, indented[4:])
-    assert not checks & set(grade.untouched_of(hunt, files))
 
 
 def test_a_check_that_tells_good_students_from_others_says_so():
@@ -218,14 +210,6 @@ def test_a_file_that_is_no_text_is_refused_in_one_line(tmp_path):
 
 
 # ---- what counts ------------------------------------------------------------------------------
-
-
-def test_a_course_without_a_file_changes_nothing(tmp_path):
-    written([a_record("ada", everything, of=BOTH)], course.Course(), tmp_path)
-    (row,) = table(tmp_path / "grades.csv")
-    names = ("03", "04a", "total", "maximum", "days late")
-    assert [row[name] for name in names] == ["12", "30", "42", "42", ""]
-    assert not (tmp_path / "canvas.csv").exists() and not (tmp_path / "moodle.csv").exists()
 
 
 def test_a_course_beside_the_submissions_is_found(tmp_path):

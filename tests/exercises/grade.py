@@ -76,14 +76,10 @@ def students(folder):
     return found, ignored
 
 
-def declared(exercises):
-    return [name for one in exercises for name in one["files"]]
-
-
 def collect(path, exercises):
     """The declared files of a submission as bytes by name, and nothing else of it. What lies deeper in a
     folder or an archive is found too; links are not followed."""
-    wanted, found, depths, strange = declared(exercises), {}, {}, {}
+    wanted, found, depths, strange = [name for one in exercises for name in one["files"]], {}, {}, {}
 
     def offer(name, read):
         parts = PurePosixPath(name.replace("\\", "/")).parts

@@ -3,7 +3,6 @@
 import io
 import math
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 
 import torch
 import torch.nn.functional as F
@@ -58,22 +57,7 @@ def threads():
 
 
 def tree_of_sums():
-    """A tree of sums, state dicts, and the model itself as the first copy in a step."""
-
-    def replicate(model, count):
-        first = deepcopy(model)
-        copies = [first]
-        for _ in range(1, count):
-            one = deepcopy(first)
-            one.load_state_dict(model.state_dict())
-            copies.append(one)
-        return copies
-
-    def compute_and_gather(copies, parts):
-        outputs = []
-        for place, part in enumerate(parts):
-            outputs += copies[place](part).unbind()
-        return torch.stack(outputs)
+    """A tree of sums, and the model itself as the first copy in a step."""
 
     def plus(one, other):
         return other if one is None else one if other is None else one + other

@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 
 def gathered():
@@ -52,4 +51,3 @@ def one_flat_tensor():
         ):
             if count:
                 parameter.grad = part.view_as(parameter).clone()
-        assert isinstance(model, nn.Module)

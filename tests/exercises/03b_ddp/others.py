@@ -13,16 +13,6 @@ from torch import nn
 def nodes():
     """Hooks on the nodes of autograd that add up, and futures that divide."""
 
-    def make_buckets(parameters, bucket_bytes):
-        buckets, left = [], -1
-        for parameter in reversed(tuple(filter(lambda p: p.requires_grad, parameters))):
-            if parameter.nbytes > left:
-                buckets.append([])
-                left = max(bucket_bytes, parameter.nbytes)
-            buckets[-1].append(parameter)
-            left -= parameter.nbytes
-        return buckets
-
     class Overlapped(nn.Module):
         def __init__(self, module, bucket_bytes):
             super().__init__()
@@ -79,8 +69,7 @@ def nodes():
 
         def forward(self, *inputs, **named):
             if self.training and not self.silent:
-                for name, buffer in self.module.named_buffers():
-                    assert name
+                for buffer in self.module.buffers():
                     dist.broadcast(buffer.data, src=0)
             return self.module(*inputs, **named)
 

@@ -124,7 +124,7 @@ def by_hand():
 
 
 def data_flow():
-    """Repairs five bugs by changing which data goes where."""
+    """Repairs four bugs by changing which data goes where."""
 
     def bug_02():
         """One generator for all epochs, begun alike on all processes."""
@@ -179,30 +179,6 @@ def data_flow():
                         parameter.grad = flat.view_as(parameter)
                     optimizer.step()
                     optimizer.zero_grad()
-
-    def bug_08():
-        """The number of the epoch follows from the steps that the optimizer has made."""
-
-        def train(model, images, labels, epochs, batch_size, lr, momentum, path):
-            optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
-            steps, per_epoch = 0, -(-len(images) // batch_size)
-            if os.path.exists(path):
-                kept, state, steps = torch.load(path, weights_only=True)
-                model.load_state_dict(kept)
-                optimizer.load_state_dict(state)
-            dist.barrier()
-            parallel = DistributedDataParallel(model)
-            for epoch in range(steps // per_epoch, epochs):
-                order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
-                for batch in order.split(batch_size):
-                    optimizer.zero_grad()
-                    cross_entropy(parallel(images[batch]), labels[batch]).backward()
-                    optimizer.step()
-                    steps += 1
-                if dist.get_rank() == 0:
-                    torch.save([model.state_dict(), optimizer.state_dict(), steps], f"{path}.part")
-                    os.replace(f"{path}.part", path)
-                dist.barrier()
 
     def bug_09():
         """Devices handed out by counting the ranks of the same machine."""

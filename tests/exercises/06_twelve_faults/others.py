@@ -1,32 +1,17 @@
 """Other solutions of exercise 06."""
 
 import math
-import os
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
+from torch.utils.data import DataLoader, Sampler
 
 
 def one_for_all():
     """Process 0 collects for all, and a prefix is taken away by hand."""
-
-    def prepare(path, download):
-        if dist.get_rank() == 0:
-            download(path)
-        dist.all_reduce(torch.zeros(1))
-        with open(path, "rb") as file:
-            return file.read()
-
-    def make_loader(train_set, batch_size, seed):
-        share, rest = divmod(batch_size, dist.get_world_size())
-        if rest:
-            raise ValueError(f"{batch_size} does not divide by {dist.get_world_size()}")
-        sampler = DistributedSampler(train_set, drop_last=True, seed=seed)
-        return DataLoader(train_set, share, sampler=sampler, drop_last=True)
 
     def train(model, loader, epochs, lr):
         model = DistributedDataParallel(model)
@@ -76,7 +61,7 @@ def one_for_all():
 
 
 def without_ddp():
-    """Gradients averaged by hand, the cosine by hand, and processes that evaluate in blocks."""
+    """Gradients averaged by hand, and the cosine by hand."""
 
     class Own(Sampler):
         def __init__(self, size, seed):
@@ -93,9 +78,6 @@ def without_ddp():
                 self.size, generator=torch.Generator().manual_seed(self.seed * 1000 + self.epoch)
             )
             return iter(order[dist.get_rank() * len(self) :][: len(self)].tolist())
-
-    def pick_device():
-        return int(os.getenv("LOCAL_RANK"))
 
     def prepare(path, download):
         last = dist.get_world_size() - 1
@@ -135,13 +117,3 @@ def without_ddp():
         snapshot = torch.load(path)
         model.load_state_dict(snapshot["model"])
         return int(snapshot["epoch"])
-
-    @torch.no_grad()
-    def accuracy(model, test_set):
-        rank, world_size, size = dist.get_rank(), dist.get_world_size(), len(test_set)
-        block = range(rank * size // world_size, (rank + 1) * size // world_size)
-        right = torch.zeros(1, dtype=torch.float64)
-        for images, labels in DataLoader(Subset(test_set, block), 5):
-            right += (model(images).argmax(1) == labels).sum()
-        dist.all_reduce(right)
-        return right.item() / size

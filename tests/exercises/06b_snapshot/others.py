@@ -192,34 +192,3 @@ def torch_writes():
             aside = next(name for name in names if not name.exists())
             os.rename(path, aside)
         return None
-
-    def state_of(model, optimizer):
-        return {
-            "parts": [dict(model.state_dict()), optimizer.state_dict()],
-            "random": torch.random.get_rng_state(),
-        }
-
-    def restore(model, optimizer, state):
-        for part, saved in zip((model, optimizer), state["parts"], strict=True):
-            part.load_state_dict(saved)
-        torch.random.set_rng_state(state["random"])
-
-    def save_together(folder, step, job, state):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        states = {}
-        for source in range(world_size):
-            one = [state if rank == source else None]
-            dist.broadcast_object_list(one, src=source)
-            states[f"rank {source}"] = one[0]
-        if rank == 0:
-            save(folder, step, job, states)
-        dist.broadcast_object_list([None], src=0)
-
-    def load_together(folder, job):
-        found = [None, None]
-        if dist.get_rank() == 0:
-            found = load(folder, job) or found
-            found = list(found)
-        dist.broadcast_object_list(found, src=0)
-        step, states = found
-        return None if step is None else (step, states[f"rank {dist.get_rank()}"])

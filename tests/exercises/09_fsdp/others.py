@@ -7,17 +7,6 @@ import torch.distributed as dist
 def all_to_all():
     """The module's own parameters filled and emptied, and gradients by all-to-all."""
 
-    def flatten(tensors, world_size):
-        size = sum(tensor.numel() for tensor in tensors)
-        flat, place = torch.zeros((size + world_size - 1) // world_size * world_size), 0
-        for tensor in tensors:
-            flat[place : place + tensor.numel()] = tensor.detach().flatten()
-            place += tensor.numel()
-        return flat
-
-    def split(tensors, rank, world_size):
-        return flatten(list(tensors), world_size).view(world_size, -1)[rank].clone()
-
     class Unit:
         def __init__(self, module, dtype=torch.float32):
             self.module, self.dtype = module, dtype

@@ -10,16 +10,6 @@ from torch.distributed import P2POp, batch_isend_irecv, get_rank, get_world_size
 def event_queue():
     """A queue of events for the timeline, and batch_isend_irecv for the messages."""
 
-    def one_forward_one_backward(stage, stages, microbatches):
-        ahead = stages - stage - 1
-        schedule = []
-        for time in range(microbatches + ahead):
-            if time < microbatches:
-                schedule.append(("forward", time))
-            if time >= ahead:
-                schedule.append(("backward", time - ahead))
-        return schedule
-
     def timeline(schedules, forward_times, backward_times):
         stages = len(schedules)
         lines, busy, over, queue = [[] for _ in schedules], [False] * stages, set(), []
@@ -50,20 +40,6 @@ def event_queue():
         if len(over) < sum(len(schedule) for schedule in schedules):
             raise ValueError("stuck")
         return lines
-
-    def idle_share(lines):
-        end = max(line[-1][1] for line in lines if line)
-        return (
-            torch.tensor([[end - sum(e - b for b, e in line)] for line in lines]).double().mean().item() / end
-        )
-
-    def activations_held(schedule):
-        forwards = backwards = most = 0
-        for action, _ in schedule:
-            forwards += action == "forward"
-            most = max(most, forwards - backwards)
-            backwards += action == "backward"
-        return most
 
     class Runner:
         def __init__(self, module, inputs, targets, loss_function, shape, count):

@@ -9,18 +9,6 @@ from torch.nn import functional
 def own_backward():
     """Each layer's backward written by hand, and an Nth of the rest counted on each rank."""
 
-    def cut_columns(weight, bias, rank, world_size):
-        return tuple(None if one is None else chunk_of(one, rank, world_size, 0) for one in (weight, bias))
-
-    def cut_rows(weight, bias, rank, world_size):
-        return chunk_of(weight, rank, world_size, 1), None if bias is None else bias.detach().clone()
-
-    def chunk_of(tensor, rank, world_size, dim):
-        sizes = [tensor.shape[dim] // world_size] * world_size
-        for place in range(tensor.shape[dim] % world_size):
-            sizes[place] += 1
-        return tensor.detach().split(sizes, dim)[rank].clone()
-
     def add_up(tensor):
         total = tensor.detach().clone().contiguous()
         dist.all_reduce(total)

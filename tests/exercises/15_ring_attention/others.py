@@ -89,22 +89,9 @@ def overlapped():
 
 def running_maximum():
     """The largest score and the sum of exps so far, as FlashAttention has them; keys and values
-    travel apart, with plain calls: even ranks send first, odd ranks receive first. Positions are slices."""
+    travel apart, with plain calls: even ranks send first, odd ranks receive first."""
 
     NONE = float("-inf")
-
-    def chunk_numbers(rank, world_size):
-        return rank, 2 * world_size - rank - 1
-
-    def positions(length, rank, world_size):
-        size = length // world_size // 2
-        early, late = (number * size for number in chunk_numbers(rank, world_size))
-        return torch.tensor([*range(early, early + size), *range(late, late + size)])
-
-    def meetings(rank, owner):
-        many = 1 + rank + owner
-        mine, theirs = chunk_numbers(rank, many), chunk_numbers(owner, many)
-        return [(a, b) for a in range(2) for b in range(2) if mine[a] >= theirs[b]]
 
     def spread(tensor, like):
         """Each head as often as heads of queries share it."""
@@ -139,18 +126,6 @@ def running_maximum():
         def result(self):
             output = self.weighted / torch.where(self.sum == 0, 1, self.sum)
             return output, torch.where(self.sum == 0, NONE, self.largest + self.sum.log())
-
-    def attend(query, key, value, query_positions, key_positions):
-        running = Running(query.new_zeros(*query.shape[:-1], value.size(-1)))
-        running.add(scores_of(query, key, query_positions, key_positions), value)
-        return running.result()
-
-    def merge(output, log_sum_exp, new_output, new_log_sum_exp):
-        largest = torch.maximum(log_sum_exp, new_log_sum_exp).clamp(min=-1e30)
-        old, new = torch.exp(log_sum_exp - largest), torch.exp(new_log_sum_exp - largest)
-        total = old + new
-        output = (output * old + new_output * new) / torch.where(total == 0, 1, total)
-        return output, torch.where(total == 0, NONE, largest + total.log())
 
     def to_the_right(tensor):
         rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -23,16 +23,6 @@ def own_messages():
         scores = (logits - logits.logsumexp(dim=1, keepdim=True)).exp()
         return tokens, experts, scores[tokens, experts]
 
-    def balancing_loss(logits, chosen):
-        number = logits.shape[1]
-        counts = torch.zeros(number + 1, dtype=torch.float64)
-        counts.index_add_(0, chosen, torch.ones(len(chosen), dtype=torch.float64))
-        counts[number] = len(logits)
-        dist.reduce(counts, 0)
-        dist.broadcast(counts, 0)
-        factors = (number * counts[:number] / counts[:number].sum() / counts[number]).to(logits.dtype)
-        return (logits.softmax(dim=1) * factors).sum()
-
     def messages(parts, shapes):
         """The part for each process goes there, and one of a given shape comes from each."""
         rank, came = dist.get_rank(), [parts[0].new_empty(shape) for shape in shapes]
@@ -86,17 +76,6 @@ def own_messages():
         # A process whose tokens are all dropped takes part in backward, too.
         return (torch.stack(output) if output else rows.new_zeros(0, rows.shape[1])) + rows.sum() * 0
 
-    def add_up_gradients(model):
-        for layer in model.modules():
-            if type(layer).__name__ == "Mixture":
-                for parameter in layer.experts.parameters():
-                    parameter.is_elsewhere = True
-        for parameter in model.parameters():
-            if not hasattr(parameter, "is_elsewhere"):
-                total = parameter.grad.clone()
-                dist.all_reduce(total)
-                parameter.grad.copy_(total)
-
 
 def one_hot_rows():
     """Counts from one-hot rows added up, and torch's all-to-all that autograd knows."""
@@ -127,16 +106,6 @@ def one_hot_rows():
         home = all_to_all_single(rows.new_empty(sum(sent), rows.shape[1]), rows, sent, received)
         total = torch.zeros(count, home.shape[1], dtype=home.dtype)
         return total.scatter_add(0, tokens[:, None].expand_as(home), home * weights[:, None])
-
-    class Mixture:
-        def forward(self, x):
-            logits = self.router(x)
-            tokens, experts, weights = route(logits, self.top_k, self.capacity)
-            arrived, plan = dispatch(x, tokens, experts, logits.shape[1])
-            pairs = zip(self.experts, arrived, strict=True)
-            answers = [expert(rows) for expert, rows in pairs]
-            output = combine(answers, plan, weights)
-            return output, balancing_loss(logits, route(logits, self.top_k, None)[1])
 
     def add_up_gradients(model):
         mixtures = [layer for layer in model.modules() if isinstance(layer, Mixture)]

@@ -48,7 +48,7 @@ PLAIN = {
         "A function that ends without `return` returns None. On which path does yours?",
     ),
     "one goes home": (
-        r"returned before|do not make the same calls|tensors of different size|with different sizes",
+        r"returned before|do not make the same calls|tensors of different size",
         "All ranks must make the same calls, in the same order and with the same sizes. Where does one not?",
     ),
     "all wait": (

@@ -30,7 +30,6 @@ class Result:
     hints: list[str] = field(default_factory=list)
     visibility: str = "visible"
     seconds: float = 0
-    left: int = 0
     about_file: bool = False  # the file is not there, or is no Python: nothing of it was run
 
     def as_dict(self) -> dict[str, Any]:

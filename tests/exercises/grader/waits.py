@@ -80,11 +80,11 @@ def waiting(ranks: Ranks, but: Iterable[int]) -> str:
     return f"; {names(inside)} {verb} waiting for it in {call(with_place(ranks[first], inside[first]))}"
 
 
-def unequal(ranks: Ranks) -> str:
-    """The first collective in which the ranks did not do the same, in words, or nothing."""
+def unequal(ranks: Ranks, number: int = 0) -> str:
+    """The first collective from this number on in which the ranks did not do the same, or no words."""
     calls = {}
     for rank, event in begun(ranks):
-        if event["event"] not in POINT:
+        if event["event"] not in POINT and event["number"] >= number:
             calls.setdefault(event["number"], {})[rank] = event
     for _, same in sorted(calls.items()):
         first = next(iter(same.values()))
@@ -157,13 +157,8 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     if kinds <= set(POINT):
         lines = "; ".join(each_inside(wait))
         return f"all ranks are waiting and none can go on: {lines}{not_received(ranks)}"
-    if len(kinds) > 1:
-        return f"the ranks do not make the same calls: {called(same)}"
-    sizes = {rank: event["size"] for rank, event in begun(ranks) if event["number"] == number}
-    if len(set(sizes.values())) > 1:
-        lines = ", ".join(f"rank {rank} with {size} numbers" for rank, size in sizes.items())
-        what = f"{wait[first]['event']} number {number}"
-        return f"the ranks call {what} with different sizes: {lines}"
+    if words := unequal(ranks, number):
+        return words
     ahead = {rank: event for rank, event in wait.items() if rank not in same}
     if ahead:
         return f"{names(same)} waited in {call(wait[first])} while {', '.join(each_inside(ahead))} waited too"

@@ -1,6 +1,5 @@
 """Which walls stand around the workers on this machine, and how they are put up."""
 
-import fcntl
 import functools
 import os
 import platform
@@ -96,24 +95,6 @@ def containment(level: int) -> str:
         files = "no Landlock, so file access is not limited"
     user = "" if level < 3 else ", separate user id" if machine()["root"] else ", own user namespace"
     return f"level {level} ({MEANING[level]}{user}; {files})"
-
-
-USERS = range(61000, 62000)  # of nobody else on this machine
-
-
-def claim_user() -> tuple[int, IO] | None:
-    """A user id for this nursery alone, and the lock that keeps it so; None if all are taken. After a run,
-    all that this user has is ended: two nurseries with one would end each other's workers."""
-    folder = Path("/run/lock" if Path("/run/lock").is_dir() else tempfile.gettempdir()) / "rungs"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for uid in USERS:
-        lock = (folder / str(uid)).open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return uid, lock
-        except OSError:
-            lock.close()
-    return None
 
 
 def call_filter() -> IO[bytes]:

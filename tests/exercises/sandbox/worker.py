@@ -9,11 +9,11 @@ import contextlib
 import datetime
 import faulthandler
 import functools
-import importlib
 import json
 import linecache
 import os
 import pdb
+import pkgutil
 import random
 import signal
 import sys
@@ -56,9 +56,7 @@ class Me:
         return load(name, self.files[name])
 
     def memory(self):
-        """Bytes of this process, shared ones included: data could be put there so as not to count."""
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon", "RssShmem")))
+        return memory_of("self")
 
     def restart_peak(self):
         os.write(self.references, b"5")
@@ -89,6 +87,15 @@ class Me:
             size = call["bytes"] if phase == "begin" else call["inner"] * ("object" in name)
             total += size * share * (2 * rest if name == "all_reduce" else rest)
         return total
+
+
+def memory_of(pid):
+    """Bytes of a process, shared ones included: data could be put there so as not to count."""
+    found = 0
+    with contextlib.suppress(OSError):  # it has ended
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            found += int(line.split()[1]) << 10 if line.startswith(("RssAnon:", "RssShmem:")) else 0
+    return found
 
 
 def load(name, text):
@@ -266,13 +273,8 @@ def take_away(names):
     """What an exercise forbids is not there: `torch.nn.parallel.DistributedDataParallel`, for one."""
     for path in names:
         holder, _, name = path.rpartition(".")
-        parts = holder.split(".")
         try:
-            place = importlib.import_module(parts[0])
-            for number, part in enumerate(parts[1:], 2):
-                if not hasattr(place, part):  # not imported yet: the submission would get it whole
-                    importlib.import_module(".".join(parts[:number]))
-                place = getattr(place, part)
+            place = pkgutil.resolve_name(holder)  # imports it, or the submission would get it whole
             taken = getattr(place, name)
         except (ImportError, AttributeError):
             continue

@@ -132,6 +132,7 @@ def start(number, order, home, ends):
 
 
 def children(pid):
+    """The children of a process, and theirs."""
     found = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
