@@ -7,9 +7,9 @@ the new weights to the other ranks. With N processes, each process keeps about 1
 processes end up with the weights that a single optimizer would have computed.
 
 Your class takes any optimizer class of torch.optim as an argument. It builds one optimizer of this class
-for the parameters that its own rank owns. Parameters may have any memory format, such as channels_last. The
-process group already exists, all ranks start with the same weights, and the gradients are averaged before
-`step()` is called. Only the owner's gradient of a parameter counts; send no gradients.
+for the parameters that its own rank owns. Parameters may have any memory format, such as channels_last, and
+different dtypes. The process group already exists, all ranks start with the same weights, and the gradients
+are averaged before `step()` is called. Only the owner's gradient of a parameter counts; send no gradients.
 
 The base class. `torch.optim.Optimizer.__init__(parameters, defaults)` takes tensors, or groups: dicts with
 "params" and some options. It turns them into `param_groups`, a list of dicts: tensors without groups become
@@ -137,7 +137,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         not change it, and do not let later steps change its tensors.
         """
         # cut 08.4: load this rank's shard of the whole state
-        copy_options(whole["param_groups"], self.param_groups)
+        # A scheduler changes an lr that is a tensor in place: shared with `whole`, it would change there too.
+        copy_options(copy.deepcopy(whole["param_groups"]), self.param_groups)
         numbers = {parameter: number for number, parameter in enumerate(self.owners)}
         own = [parameter for group in self.own.param_groups for parameter in group["params"]]
         state = {

@@ -139,7 +139,8 @@ def run(schedule, module, inputs, targets, loss_function, shape):
         schedule       its list of actions, in any order in which no stage waits forever. All stages run
                        their forwards in the same order, and their backwards in the same order
         module         the layers of this stage. Call it once for each forward. Its output may be a
-                       transposed view, but gloo sends only contiguous tensors
+                       transposed view, but gloo sends only contiguous tensors. Some of its parameters may be
+                       frozen
         inputs         on the first stage a list with the images of each micro-batch, elsewhere None
         targets        on the last stage a list with the targets of each micro-batch, elsewhere None
         loss_function  loss_function(output, target) is the mean loss of one micro-batch

@@ -54,7 +54,7 @@ def prepare(path, download):
 def make_loader(train_set, batch_size, seed):
     """Return the batches for this process, in a random order that depends on `seed`. Each step uses
     `batch_size` images in total, an equal share on each process: the number of processes always divides
-    `batch_size`. Drop the images left over at the end of an epoch.
+    `batch_size`. Drop the images left over at the end of an epoch: different images in each epoch.
     """
     sampler = DistributedSampler(train_set, seed=seed + dist.get_rank(), drop_last=True)
     return DataLoader(train_set, batch_size, sampler=sampler, drop_last=True)
@@ -86,8 +86,8 @@ def train(model, loader, epochs, lr):
 
 
 def save(model, epoch, path):
-    """Save the weights of process 0 and the number of the epoch in a file that `load` can read. All processes
-    call this at the same time, with the model that `train` returned.
+    """Save the weights and buffers of process 0 and the number of the epoch in a file that `load` can read.
+    All processes call this at the same time, with the model that `train` returned.
     """
     state = model.state_dict()
     torch.save({"model_state": state, "last_epoch": epoch}, path)

@@ -109,7 +109,8 @@ def dispatch(x, tokens, experts, number):
     `number` experts. `arrived` is a list with a tensor for each expert of this process, in order. The
     tensor contains the rows that have arrived for the expert: first the rows from process 0, then the rows
     from process 1, and so on. The rows from one process are in the order in which it sent them. An expert
-    that got nothing has a tensor of 0 rows. `plan` is whatever combine needs to know later.
+    that got nothing has a tensor of 0 rows. An expert may begin with nn.ReLU(inplace=True), and PyTorch
+    refuses to change a result of `split` in place. `plan` is whatever combine needs to know later.
     """
     raise NotImplementedError("16.3: to the experts")
 

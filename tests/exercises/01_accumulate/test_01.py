@@ -9,6 +9,7 @@
 | calls | 1b: existing gradients; 2b: three steps |
 | modes | 1a, 2b, 3a: training mode, and it stays; evaluation mode is excluded by the docstring |
 | frozen, unused, missing gradients | 1b, 2b, 3a: with gradients from before, and weight decay |
+| used in some steps only | 3a |
 | optimizers | SGD with momentum and weight decay, Adam; LBFGS is excluded by the docstring |
 | global random state | 1a, 1b, 2b, 3a, 3b: each forward pass draws new numbers |
 | world size, seeds, tied | the functions have none; autograd adds up what is tied |
@@ -24,8 +25,8 @@ from torch.nn.functional import cross_entropy
 
 # The large eps makes Adam's step depend on the size of a gradient, which it would hide.
 SGD, ADAM = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}), ("Adam", {"lr": 0.05, "eps": 0.02})
-OLD = "the parameters already have gradients, `spare` is a parameter that the model does not use, and "
-OLD += "`last.bias` is frozen"
+OLD = "the parameters already have gradients, `spare` is a parameter that the model does not use, `early` is "
+OLD += "used in its first forward pass only, and `last.bias` is frozen"
 
 
 # ---- what runs in each rank: a body, and what it mentions of this file
@@ -42,6 +43,7 @@ class Model(nn.Module):
             self.norm = nn.BatchNorm1d(6, eps=0.1)
         if "spare" in state:
             self.spare = nn.Parameter(torch.zeros(4))  # in no pass
+            self.early = nn.Parameter(torch.zeros(6))  # as of a layer that is skipped at random
         self.to(state["first.weight"].dtype).load_state_dict(state)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
@@ -55,6 +57,8 @@ class Model(nn.Module):
         self.events.append(f"{part} forward")
         self.random.append(torch.rand(()).item())  # as dropout does
         hidden = self.norm(self.first(images)).tanh()
+        if hasattr(self, "early") and len(self.sizes) == 1:
+            hidden = hidden + self.early
         self.parts.append(StorageWeakRef(hidden.untyped_storage()))  # backward needs it
         output = self.last(hidden)
         if output.requires_grad:
@@ -126,7 +130,7 @@ def train(student, me, given):
 
 def drawn_model(norm=False, old=False):
     shapes = {"first.weight": (6, 5), "first.bias": (6,), "last.weight": (3, 6), "last.bias": (3,)}
-    shapes |= {"spare": (4,)} if old else {}
+    shapes |= {"spare": (4,), "early": (6,)} if old else {}
     state = {name: floats(*shape) for name, shape in shapes.items()}
     if norm:
         state |= {

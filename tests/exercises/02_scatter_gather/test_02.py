@@ -4,14 +4,14 @@
 | --- | --- |
 | copies | 1a, 2a, 3a, 4a, 5a: 1 to 4, and more than images |
 | sizes | 1a, 3a, 5a: one image, a smaller last part, fewer parts than copies; no images are excluded |
-| dtype | 3b, 4c, 5b: float64; 1a: labels |
+| dtype | 3b, 4c, 5b: float64; 1a: labels; 3a: images of int64 |
 | memory layout | 1a: stored by columns |
 | dimensions of the output | 3a: one and two |
 | container | 3b: lists and tuples; scatter and replicate may return either |
 | calls | 5b: two and three steps |
 | modes | 2b: batch norm alone in evaluation mode; 3b, 4c, 5b: training and evaluation mode |
 | missing gradients | 4b: in some copies, in all, zeros; in the model, or there from before |
-| frozen, tied | 2b, 4b, 5b |
+| frozen, tied | 2b, 4b, 5b; frozen between two steps: 5b |
 | buffers | 2a, 4c: integers, persistent=False |
 | world size, seeds | one process; the functions have none |
 """
@@ -59,6 +59,7 @@ class Model(nn.Module):
 
     def forward(self, images):
         CALLS.append((self.first.weight.data_ptr(), len(images)))
+        images = images.to(self.first.weight.dtype)
         hidden = self.second(self.norm(self.first(images)).tanh())
         hidden = hidden[:, 0] if self.single else hidden
         return self.third(hidden) if hasattr(self, "third") else hidden
@@ -147,8 +148,10 @@ def train(student, me, given):
     name, options = given["optimizer"]
     optimizer = getattr(torch.optim, name)(model.parameters(), **options)
     optimizer.register_step_post_hook(lambda *_: steps.append(0))
-    for images, labels in given["batches"]:
+    for number, (images, labels) in enumerate(given["batches"]):
         CALLS.clear()
+        if given["freeze"] and number == len(given["batches"]) - 1:
+            model.first.requires_grad_(False)
         losses.append(student.train_step(model, optimizer, images, labels, given["count"]))
         calls.append({"sizes": [size for _, size in CALLS], "copies": len({place for place, _ in CALLS})})
     training = all(module.training for module in model.modules())
@@ -256,12 +259,13 @@ def test_2b_tied_and_frozen():
 ALL = ["", "first", "norm", "second"]  # all modules
 
 
-def check_computed(count, sizes, evaluation=False, single=False):
+def check_computed(count, sizes, evaluation=False, single=False, whole=False):
     """Returns what came, and a reference after its backward pass for each copy that has a part. With
     `evaluation`, everything is float64."""
     more = {"evaluation": ALL if evaluation else [], "single": single}
     models = [{"state": drawn_state(), **more} for _ in range(count)]
-    parts, upstream = [floats(size, 5) for size in sizes], floats(sum(sizes), *[] if single else [4])
+    parts = [integers(-2, 3, size, 5) if whole else floats(size, 5) for size in sizes]
+    upstream = floats(sum(sizes), *[] if single else [4])
     given = {"models": models, "parts": parts, "upstream": upstream, "tuples": evaluation}
     if evaluation:
         given["models"] = [one | {"state": double(one["state"])} for one in models]
@@ -290,6 +294,11 @@ def test_3a_in_order(count, sizes):
 def test_3a_one_number_for_each_image():
     """2 copies whose output is one number for each image, in one dimension; parts with 3 and 3 images"""
     check_computed(2, [3, 3], single=True)
+
+
+def test_3a_images_of_whole_numbers():
+    """2 copies that turn their images, which are of int64, into float32; parts with 4 and 3 images"""
+    check_computed(2, [4, 3], whole=True)
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
@@ -395,11 +404,14 @@ OTHER_LOSSES = {
 }
 
 
-def learnt(model, batches, count, optimizer, loss_of=loss_of_all):
-    """The tensors of a model after all steps, in float64, and the loss of each."""
+def learnt(model, batches, count, optimizer, freeze, loss_of=loss_of_all):
+    """The tensors of a model after all steps, in float64, and the loss of each. With `freeze`, the first
+    layer is frozen before the last step."""
     model, losses = Model(**(model | {"old": None})).double(), []
     steps = Optimizer(optimizer[0], model.parameters(), optimizer[1])
-    for images, labels in batches:
+    for number, (images, labels) in enumerate(batches):
+        if freeze and number == len(batches) - 1:
+            model.first.requires_grad_(False)
         # Each part begins with the buffers from before the step: what the first makes of them is what stays.
         outputs, buffers = [], []
         for part in images.double().split(part_sizes(len(images), count)):
@@ -422,12 +434,12 @@ def is_state(came, expected):
         return False
 
 
-def check_trained(sizes, count, optimizer=("SGD", {"lr": 0.1}), **more):
+def check_trained(sizes, count, optimizer=("SGD", {"lr": 0.1}), freeze=False, **more):
     model = {"state": drawn_state(), **more}
     batches = [(floats(size, 5), integers(0, 4, size)) for size in sizes]
-    given = {"model": model, "batches": batches, "count": count, "optimizer": optimizer}
+    given = {"model": model, "batches": batches, "count": count, "optimizer": optimizer, "freeze": freeze}
     (came,) = run(train, [given], group=False)
-    state, losses = learnt(model, batches, count, optimizer)
+    state, losses = learnt(model, batches, count, optimizer, freeze)
     same("the number of steps of the optimizer", came["steps"], len(sizes))
     for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True), 1):
         expected = part_sizes(size, count)
@@ -442,7 +454,7 @@ def check_trained(sizes, count, optimizer=("SGD", {"lr": 0.1}), **more):
         require(is_kept, f"afterwards, the model is in {modes[0]} mode", wanted)
     if not is_state(came["state"], state):
         for named, loss in OTHER_LOSSES.items():
-            other, _ = learnt(model, batches, count, optimizer, loss)
+            other, _ = learnt(model, batches, count, optimizer, freeze, loss)
             wrong = f"the weights after the last step are those that {named} leads to"
             require(
                 not is_state(came["state"], other),
@@ -463,8 +475,9 @@ def test_5a_one_step(size, count):
 
 
 def test_5b_momentum():
-    """3 steps of SGD with momentum on 2 copies, 8, 7 and 9 images; the model already has gradients"""
-    check_trained([8, 7, 9], 2, ("SGD", {"lr": 0.1, "momentum": 0.9}), old=drawn_gradients())
+    """3 steps of SGD with momentum on 2 copies, 8, 7 and 9 images; the model already has gradients, and its
+    first layer is frozen before the last step"""
+    check_trained([8, 7, 9], 2, ("SGD", {"lr": 0.1, "momentum": 0.9}), freeze=True, old=drawn_gradients())
 
 
 def test_5b_adam():

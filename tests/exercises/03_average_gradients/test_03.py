@@ -9,7 +9,7 @@
 | missing gradients | 2d, 2e: on some ranks, on none, zeros |
 | frozen | 1a, 2b |
 | tied | 2c |
-| buffers | 1b: integers, persistent=False |
+| buffers | 1b: integers, persistent=False, -inf and NaN |
 | seeds, train or eval, batch sizes | the functions have none |
 """
 
@@ -120,8 +120,9 @@ def test_1a_parameters_of_rank_0(world_size):
 
 def test_1b_buffers_of_rank_0():
     """3 processes; running mean, variance and counter of batch norm differ, and a buffer with
-    persistent=False"""
+    persistent=False, which has -inf and NaN on ranks 1 and 2"""
     given = states(3, buffers=True)
+    given[1]["scale"][0], given[2]["scale"][1] = -torch.inf, torch.nan
     for rank, came in enumerate(run(begin, [{"state": state} for state in given])):
         for name in BUFFERS:
             that_of_rank_0(name, rank, came["state"].get(name), given)

@@ -8,7 +8,8 @@
 | container | 3a: a list and a tuple of chunks |
 | calls | 4b: other shapes and dtypes one after another |
 | sizes | 1a, 1b, 3a, 4b: none, one, fewer than processes, uneven; 4b: no dimensions |
-| late ranks | 2a, 2b |
+| late ranks | 2a, 2b, 4b |
+| tensors overwritten as soon as a call returns | 2b, 4b |
 | modes, gradients, tied, frozen, seeds | the functions have none |
 """
 
@@ -71,13 +72,30 @@ def first_half(student, me, given):
     return {"flat": given["flat"], "messages": messages(me)}
 
 
-def whole(student, me, cases):
-    """ring_all_reduce on tensors that are the middle of larger ones."""
-    for larger, shape in cases:
+def slowly(call):
+    def later(*words, **named):
+        time.sleep(0.02)
+        return call(*words, **named)
+
+    return later
+
+
+def whole(student, me, given):
+    """ring_all_reduce on tensors that are the middle of larger ones. On wish, the last rank receives slowly,
+    and all write zeros into a tensor afterwards: a rank that does not wait for its sends is found out."""
+    if given["slow"] and me.rank == me.world_size - 1:
+        for name in ("recv", "irecv", "batch_isend_irecv"):
+            setattr(torch.distributed, name, slowly(getattr(torch.distributed, name)))
+    found = []
+    for larger, shape in given["cases"]:
         count = torch.Size(shape).numel()
         start = (len(larger) - count) // 2
-        student.ring_all_reduce(larger[start : start + count].view(shape))
-    return {"larger": [larger for larger, _ in cases], "messages": messages(me)}
+        tensor = larger[start : start + count].view(shape)
+        student.ring_all_reduce(tensor)
+        found.append(larger.clone())
+        if given["slow"]:
+            tensor.zero_()
+    return {"larger": found, "messages": messages(me)}
 
 
 # ---- what is drawn, and what is right
@@ -98,12 +116,12 @@ def sizes_of(count, world_size):
     return [count // world_size + (place < count % world_size) for place in range(world_size)]
 
 
-def round_the_ring(ranks, steps, sizes, words="", count=True):
-    """One message to the right in each step, and nothing else. `sizes`: bytes that each rank has to send. If
-    messages do not count, some bytes more may be in others."""
+def round_the_ring(ranks, steps, sizes, words="", count=True, more=0):
+    """One message to the right in each step, and nothing else. `sizes`: bytes that each rank has to send, and
+    `more` that it may. If messages do not count, some bytes more may be in others."""
     for rank, (came, size) in enumerate(zip(ranks, sizes, strict=True)):
         right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
-        sent, allowed = [], size if count else size + 100 * steps
+        sent, allowed = [], size + (more if count else 100 * steps)
         for peer, one in came["messages"]:
             sent += [one] if peer == right else []
             to = "the left, to " if peer == left else ""
@@ -270,7 +288,7 @@ def test_3a_the_first_half(world_size):
         round_the_ring(ranks, world_size - 1, sent)
 
 
-def check_whole(world_size, *shapes, dtypes=(torch.float32,)):
+def check_whole(world_size, *shapes, dtypes=(torch.float32,), slow=False):
     """ring_all_reduce on tensors of these shapes, one after another."""
 
     def draw(count, dtype):
@@ -283,7 +301,8 @@ def check_whole(world_size, *shapes, dtypes=(torch.float32,)):
         [draw(torch.Size(shape).numel() + 2 * MARGIN, dtype) for shape, dtype in kinds]
         for _ in range(world_size)
     ]
-    ranks = ring(whole, [list(zip(mine, map(list, shapes), strict=True)) for mine in given])
+    cases = [list(zip(mine, map(list, shapes), strict=True)) for mine in given]
+    ranks = ring(whole, [{"cases": mine, "slow": slow} for mine in cases])
     for rank, (place, (shape, dtype)) in itertools.product(range(world_size), enumerate(kinds)):
         larger, parts = ranks[rank]["larger"][place], torch.stack([mine[place] for mine in given])
         what = f"a tensor of {in_words(shape)} ({str(dtype).removeprefix('torch.')}) on rank {rank}"
@@ -340,8 +359,9 @@ def test_4b_one_after_another():
 
 
 def test_4b_double_precision():
-    """3 processes, float64: 2 x 2 x 4 numbers"""
-    check_whole(3, (2, 2, 4), dtypes=[torch.float64])
+    """3 processes, float64: 2 x 2 x 4 numbers; rank 2 receives slowly, and each rank overwrites its tensor
+    when ring_all_reduce returns"""
+    check_whole(3, (2, 2, 4), dtypes=[torch.float64], slow=True)
 
 
 def test_4b_whole_numbers():
@@ -360,6 +380,8 @@ def test_4c_bytes(world_size):
 
 @pytest.mark.parametrize("world_size", [4, 2])
 def test_4d_messages(world_size):
-    """300 numbers of 4 bytes for each process"""
+    """300 numbers of 4 bytes for each process, and one number more"""
     steps = 2 * (world_size - 1)
-    round_the_ring(check_whole(world_size, (300 * world_size,)), steps, [4 * 300 * steps] * world_size)
+    # Chunk 0 has one number more, and a rank sends it twice at most, once in each half.
+    ranks = check_whole(world_size, (300 * world_size + 1,))
+    round_the_ring(ranks, steps, [4 * 300 * steps] * world_size, more=2 * 4)

@@ -9,7 +9,8 @@ that cannot talk to each other fit together, and an order that ought to be anoth
 | sizes | 1c, 1d: a remainder; 1e: 0, 1, fewer than ranks; 3c: empty shards, but never all; 3d: above 2**24 |
 | seeds | 1b: two; 1c, 1d: five; 2a: 0 and 1 |
 | epochs | 2a: 0, 1, 2 and a late one; 2b: again, backwards, after a resume |
-| calls | 1f, 2b: after an unfinished pass; 3b: a second evaluation with other lengths |
+| passes | 1f, 2b: after an unfinished one; 2b: two at the same time |
+| calls | 3b: a second evaluation with other lengths |
 | type of a number | 1a to 1f: ints, not tensors (of evaluation_shard: any) |
 | container | 3a: evaluation_shard may return any iterable |
 | global random state | 1f: torch, random and numpy; in all others it differs between the ranks |
@@ -64,7 +65,10 @@ def passes_of(student, rank, case):
         if epoch is not None:
             sampler.set_epoch(epoch)
         passes.append(numbers(sampler, 2 * case["size"] + 50, numpy.integer))
-    return {"length": length, "passes": passes, "drawn": [between, draw()], "broken": broken}
+    drawn = [between, draw()]
+    two = itertools.islice(zip(sampler, sampler, strict=True), 5)
+    together = [numbers(both, 2, numpy.integer) for both in two]
+    return {"length": length, "passes": passes, "drawn": drawn, "broken": broken, "together": together}
 
 
 def samplers(student, me, cases):
@@ -334,6 +338,10 @@ def test_2b_an_epoch_has_one_order():
         ):
             came = f"{what} gives rank {rank} a different order: {passes[b][:6]} ..."
             require(passes[a] == passes[b], came, f"{passes[a][:6]} ...")
+        tried("30 images, 2 ranks, two passes at the same time: zip(sampler, sampler)")
+        came = f"rank {rank} gets the pairs {long['together']}"
+        right = [[number, number] for number in passes[-1][:5]]
+        require(long["together"] == right, came, f"{right}: each pass goes through all numbers on its own")
         tried(f"30 images, 2 ranks, set_epoch({late}) in a new sampler, as in a run that resumes")
         (again,) = short["passes"]
         came = f"epoch {late} gives rank {rank} a different order than after other epochs: {again[:6]}"
@@ -343,6 +351,7 @@ def test_2b_an_epoch_has_one_order():
 def test_3a_each_image_is_evaluated_once():
     """evaluation_shard: 2, 3, 4 and 1 ranks, and more"""
     sizes = [(some_dozens() + 5, ranks) for ranks in (2, 3, 4, 1)] + [(some_dozens(), 4), (2, 4)]
+    sizes.append((61, 7))  # 61 / 7 * 7 is less than 61
     sizes.append((random.randrange(30, 50), random.randrange(7, 11)))
     cases = [{"size": size, "world_size": world_size} for size, world_size in sizes]
     for one, shards in zip(cases, dealt(evaluation, cases), strict=True):

@@ -5,7 +5,7 @@
 | world size | 1a: 3 processes; 1b, 2b: 1; 2a, 3a: 2 |
 | calls | 1b: saves over a snapshot, and over what a killed save has left; 3a: a training that has ended |
 | names of files | 1a, 1b, 2b: files of other runs, also those that differ only in the last suffix |
-| parts | 2a: momentum, a buffer, a scheduler, a fourth part |
+| parts | 2a: momentum, a buffer, a scheduler, a fourth part with the name `epoch` |
 | no snapshot, half of one, an empty one, one of another model | 2b |
 | losses that rise | 3a |
 | dtype, memory layout, frozen, missing gradients, tied | what state_dict() has: torch.save keeps it |
@@ -75,14 +75,14 @@ def parts_of(model, epochs=6):
     """CosineAnnealingLR has another learning rate in each epoch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "counter": Counter()}
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": Counter()}
 
 
 def step(parts, gradients):
     for name, parameter in parts["model"].named_parameters():
         parameter.grad = gradients[name].clone()
     parts["optimizer"].step()
-    parts["counter"].steps += 1
+    parts["epoch"].steps += 1
 
 
 def trained(given):
@@ -96,7 +96,7 @@ def trained(given):
 
 def facts(parts):
     weights = {name: value.clone() for name, value in parts["model"].state_dict().items()}
-    rate, steps = parts["optimizer"].param_groups[0]["lr"], parts["counter"].steps
+    rate, steps = parts["optimizer"].param_groups[0]["lr"], parts["epoch"].steps
     return {"weights": weights, "rate": rate, "steps": steps}
 
 
@@ -266,7 +266,7 @@ def check_load(history, epochs, world_size=1):
             expected, now = right(state, past), got["loaded"]
             for name, value in expected["weights"].items():
                 close(f"{on} {name} after load", now["weights"][name], value)
-            counted = f"{on} what `counter`, a fourth part, has counted after load"
+            counted = f"{on} what `epoch`, a fourth part, has counted after load"
             same(counted, now["steps"], expected["steps"])
             close(f"{on} the learning rate after load", now["rate"], expected["rate"], scale=0.01)
             expected, now = right(state, [*past, last]), got["later"]

@@ -111,7 +111,7 @@ def without_ddp():
 
     def save(model, epoch, path):
         if dist.get_rank() == 0:
-            torch.save({"model": dict(model.module.named_parameters()), "epoch": torch.tensor(epoch)}, path)
+            torch.save({"model": model.module.state_dict(), "epoch": torch.tensor(epoch)}, path)
 
     def load(model, path):
         snapshot = torch.load(path)

@@ -5,12 +5,15 @@ Weights and losses are compared with those of one process in float64, files with
 | axis | checked in |
 | --- | --- |
 | world size | 2 and 3 everywhere but in 8a and 9a (2; load is for one process) |
-| calls | 2a to 4a: several epochs and steps; 5a, 6a: two epochs, two seeds |
+| calls | 2a to 4a: several epochs and steps; 4a: a loader used before; 5a, 6a: two epochs, two seeds |
+| gradients from before | 1a to 4a |
 | sizes | 3a: a smaller last batch; 5a, 6a: images left over; 10a: uneven parts, fewer images than processes |
+| images left over | 6a: other images in each epoch |
+| buffers | 8a |
 | seeds | 5a, 6a: 0 and others |
 | names | 8a: plain names; 9a: a missing weight, an unknown one, one under another name |
 | machines | 7a to 9a: a second one; 11a: as many devices on each, and other numbers |
-| dtype, memory layout, container, train or eval, frozen, missing gradients, tied | nothing is promised |
+| dtype, memory layout, container, train or eval, frozen, tied | nothing is promised |
 """
 
 import math
@@ -47,10 +50,11 @@ class Model(nn.Module):
 
 class Orders:
     """A sampler with an order of its own for each epoch. After the last they begin again: a wrong number of
-    an epoch is to give a wrong order, and no exception from here."""
+    an epoch is to give a wrong order, and no exception from here. It stands at epoch 1, as after another
+    training of two epochs."""
 
     def __init__(self, orders):
-        self.orders, self.epoch, self.calls = orders, 0, []
+        self.orders, self.epoch, self.calls = orders, 1, []
 
     def __iter__(self):
         return iter(self.orders[self.epoch % len(self.orders)].tolist())
@@ -65,6 +69,8 @@ class Orders:
 
 def train(student, me, given):
     model, orders = Model(given["state"], me.tell), Orders(given["orders"])
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
     loader = DataLoader(TensorDataset(*given["part"]), given["size"], sampler=orders)
     parallel, losses = student.train(model, loader, len(given["orders"]), given["lr"])
     facts = {"wrapped": getattr(parallel, "module", None) is model, "kind": type(parallel).__name__}
@@ -97,8 +103,9 @@ def save(student, me, given):
 
 
 def save_layers(student, me, names):
-    """Save a model whose layers have these names."""
+    """Save a model whose layers have these names, and a batch norm."""
     layers = nn.Sequential()
+    layers.add_module("norm", nn.BatchNorm1d(2))
     for name in names:
         layers.add_module(name, nn.Linear(2, 2))
     (me.disk / f"{me.rank}").mkdir(exist_ok=True)
@@ -203,7 +210,7 @@ def trained(world_size, epochs, steps, size, orders_alike=True, fewer=0):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_1a_one_backward_pass(world_size):
-    """One step"""
+    """One step; the model has gradients from before"""
     compare(*trained(world_size, 1, 1, 7)[:2])
 
 
@@ -231,7 +238,7 @@ def test_3a_the_losses_of_all(world_size, epochs, steps):
 @pytest.mark.parametrize("world_size, epochs, steps", [(2, 3, 3), (3, 2, 4)])
 def test_4a_a_new_order_for_each_epoch(world_size, epochs, steps):
     words = f"{world_size} processes, {epochs} epochs of {steps} steps"
-    tried(f"{words}; each epoch has its own order")
+    tried(f"{words}; each epoch has its own order, and the loader was used in another training before")
     ranks, right, _ = trained(world_size, epochs, steps, 3, orders_alike=False)
     try:
         compare(ranks, right)
@@ -280,6 +287,9 @@ def test_6a_no_image_twice(world_size, images, batch_size):
         (orders[2], "two seeds give the same order", "a different order for a different seed"),
     ):
         require(orders[0] != other, came, wanted)
+    left_out = [sorted({*range(images)} - {*order}) for order in orders]
+    came = f"epochs 0 and 1, and epoch 0 with another seed, all lack the images {left_out[0]}"
+    require(not left_out[0] or left_out != left_out[:1] * 3, came, "other images left over in each epoch")
 
 
 def alone(body, given, student=False):
@@ -315,11 +325,12 @@ def test_8a_plain_names():
 
 
 def test_8a_names_that_look_like_the_prefix():
-    """2 processes save a model with the layers `module` and `lower`"""
+    """2 processes save a model with the layers `module` and `lower`, and with a batch norm `norm`"""
     names = ["module", "lower"]
     run(save_layers, [names] * 2, disk=True)
-    wanted = sorted(f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
-    same("the names in the file", sorted(alone(look, None)["state"]), wanted)
+    wanted = [f"{name}.{kind}" for name in [*names, "norm"] for kind in ("weight", "bias")]
+    wanted += [f"norm.{buffer}" for buffer in ("running_mean", "running_var", "num_batches_tracked")]
+    same("the names in the file", sorted(alone(look, None)["state"]), sorted(wanted))
 
 
 def test_9a_what_was_saved_or_an_error():

@@ -6,6 +6,7 @@
 | what a state is | 2a: a list, nested dicts, None, keys that are numbers; 4a: another size on each rank |
 | dtype | 2a: float64, bfloat16, int16, bool, int64; 1b: uint8 |
 | sizes | 2a: an empty tensor, a single number; 3a: a smaller last batch, a batch larger than the data |
+| damages | 2b: cut, bits, zeros, bytes in another order |
 | calls | 1a: six saves; 2a, 1c: one step twice; 2e: three loads; 3c: several kills |
 | names of files | 1a, 1c, 2a, 2e: others' files, step-old.snapshot, refused ones; a folder with a [ |
 | dates of files | 2a to 2e: the newest step has the oldest date |
@@ -537,7 +538,11 @@ def test_2b_cut_or_damaged():
     for name in ("weights", "counts"):
         content = given[1]["state"][name].numpy().tobytes()
         if content in data:
-            places.add(data.find(content) + a_number(len(content)))
+            at = data.find(content)
+            middle, end = at + len(content) // 2, at + len(content)
+            places.add(at + a_number(len(content)))
+            words = f"of which bytes {at + 1} to {middle} and {middle + 1} to {end} of {size} are exchanged"
+            damaged[words] = data[:at] + data[middle:end] + data[at:middle] + data[end:]
     for at in sorted(places):
         flipped = bytes([data[at] ^ 1 << a_number(8)])
         words = f"of which byte {at + 1} of {size} has a different bit"

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 
-def all_gathered():
-    """One all_gather of shards that are filled up to one length; dealt without sorting."""
+def one_message_each():
+    """One message from each owner, with the bytes of its shard; dealt without sorting."""
 
     def deal(sizes, world_size):
         held, owners = torch.zeros(world_size, dtype=torch.int64), []
@@ -28,7 +28,6 @@ def all_gathered():
             self.shard = [
                 [p for p, o in zip(everything, owners, strict=True) if o == r] for r in range(world_size)
             ]
-            self.length = max(sum(p.numel() for p in shard) for shard in self.shard)
             own = set(self.shard[dist.get_rank()])
             groups = [
                 {**group, "params": [p for p in group["params"] if p in own]} for group in self.param_groups
@@ -42,18 +41,14 @@ def all_gathered():
                     if name != "params":
                         own[name] = group[name]
             self.own.step()
-            mine = torch.zeros(self.length, dtype=next(iter(self.number)).dtype)
-            shard = self.shard[dist.get_rank()]
-            if shard:
-                vector = torch.cat([parameter.flatten() for parameter in shard])
-                mine[: len(vector)] = vector
-            parts = [torch.empty_like(mine) for _ in self.shard]
-            dist.all_gather(parts, mine)
-            for shard, part in zip(self.shard, parts, strict=True):
-                offset = 0
-                for parameter in shard:
-                    parameter.copy_(part[offset : offset + parameter.numel()].view_as(parameter))
-                    offset += parameter.numel()
+            for owner, shard in enumerate(self.shard):
+                parts = [parameter.flatten().view(torch.uint8) for parameter in shard]
+                if parts:
+                    whole = torch.cat(parts)
+                    dist.broadcast(whole, owner)
+                    parts = whole.split([len(part) for part in parts])
+                for parameter, part in zip(shard, parts, strict=True):
+                    parameter.copy_(part.clone().view(parameter.dtype).view_as(parameter))
 
         def state_dict(self):
             """Parameter after parameter: the owner tells rank 0."""
@@ -70,7 +65,7 @@ def all_gathered():
             return {"state": state, "param_groups": groups} if dist.get_rank() == 0 else None
 
         def load_state_dict(self, whole):
-            for group, saved in zip(self.param_groups, whole["param_groups"], strict=True):
+            for group, saved in zip(self.param_groups, copy.deepcopy(whole["param_groups"]), strict=True):
                 group.update({name: value for name, value in saved.items() if name != "params"})
             mine = [p for group in self.own.param_groups for p in group["params"]]
             old = self.own.state_dict()

@@ -3,15 +3,15 @@
 | axis | checked in |
 | --- | --- |
 | world size 1 to 4 | 3a |
-| dtype | 3a: float64 |
+| dtype | 3a: float64; 3c: float32 and float64 mixed |
 | memory layout | 3d: weights stored by columns |
 | container | 3a: a generator of parameters; 2a, 3d: groups; 3d: a group for each parameter |
 | calls | 3a to 3g: two to four steps; 3g: options changed between; 4a, 4b: steps around a checkpoint |
 | frozen | 3e: before and after a backward pass |
 | missing gradients | 3e, 4a, 4b: in some steps, in none |
-| sizes | 1a: one parameter, equal ones, a large one, empty ones; 3f: fewer parameters than ranks |
+| sizes | 1a: one parameter, equal, large and empty ones; 3c: one large; 3f: fewer parameters than ranks |
 | other gradients on each rank | 3a |
-| arguments left alone | 4b: the state that is loaded, also in later steps |
+| arguments left alone | 4b: the state that is loaded, also in later steps, and an lr that is a tensor |
 | add_param_group, options that a class adds later | excluded by the docstring |
 | modes, seeds, tied | the class knows none |
 """
@@ -374,10 +374,12 @@ def megabytes(value):
     return f"{value / 1e6:.1f} MB"
 
 
-def check_large(world_size, rows, columns, optimizer="Adam", **more):
-    """Two steps with large parameters. Returns what came, and their size."""
+def check_large(world_size, rows, columns, optimizer="Adam", doubles=(), **more):
+    """Two steps with large parameters, some in float64. Returns what came, and their size."""
     options = {"lr": 0.1, "eps": 0.5}  # with so large an eps, the size of a gradient counts
     given = drawn([(columns,)] * len(rows), 2, optimizer=optimizer, options=options, rows=rows, **more)
+    for number in doubles:
+        given["weights"][number] = given["weights"][number].double()
     ranks = run(large, [given] * world_size)
     for (step, weights), (rank, came) in itertools.product(enumerate(unsharded(given)[0]), enumerate(ranks)):
         for (number, weight), (end, name) in itertools.product(
@@ -385,7 +387,7 @@ def check_large(world_size, rows, columns, optimizer="Adam", **more):
         ):
             what = f"parameter {number} on rank {rank} after step {step + 1} ({name} of each column)"
             close(what, came["ends"][step][number][end], weight)
-    return ranks, [4 * columns * count for count in rows]
+    return ranks, [weight.nbytes * count for weight, count in zip(given["weights"], rows, strict=True)]
 
 
 def check_shard(world_size, rows, optimizer="Adam", **more):
@@ -408,10 +410,16 @@ def test_3b_each_rank_keeps_its_shard_only(optimizer):
     check_shard(4, [random.randint(200, 449) for _ in range(12)], optimizer)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_3c_nothing_unnecessary_is_sent(world_size):
-    """2 steps of Adam; bytes of all calls of torch.distributed"""
-    ranks, sizes = check_large(world_size, [random.randint(100, 139) for _ in range(12)], 256)
+@pytest.mark.parametrize(("world_size", "mixed"), [(2, True), (4, False)])
+def test_3c_nothing_unnecessary_is_sent(world_size, mixed):
+    kinds = "6 large ones in float32 and 6 small ones in float64" if mixed else "one of them large"
+    tried(
+        f"{world_size} processes, 2 steps of Adam with 12 parameters, {kinds}; bytes of all calls of"
+        " torch.distributed"
+    )
+    rows = [random.randint(20, 29) for _ in range(12)]
+    rows[:: 2 if mixed else 12] = [random.randint(100, 139) for _ in range(6)] if mixed else [900]
+    ranks, sizes = check_large(world_size, rows, 256, doubles=range(1, 12, 2) if mixed else ())
     least = (world_size - 1) * sum(sizes)
     for step in range(2):
         sent = sum(came["sent"][step] for came in ranks)
@@ -517,7 +525,7 @@ def check_saved(given, world_size):
     same("the sorted list of keys of state_dict() on rank 0", whole["keys"], ["param_groups", "state"])
     strange = "".join(whole["strange"][:1])
     require(not strange, f"a key of the state on rank 0 is a {strange}", "whole numbers: 0, 1, 2")
-    came = sorted(int(number) for number, one in whole["state"].items() if one)
+    came = sorted(map(int, whole["state"]))
     same("the list of numbers of the parameters that have a state on rank 0", came, sorted(expected["state"]))
     for number, one in expected["state"].items():
         for name, value in one.items():
@@ -557,15 +565,15 @@ def test_4a_and_keeps_its_shard_only():
 def test_4b_and_continues_from_it(world_size, name, options):
     tried(
         f"{world_size} processes take a step of {name}, then load the state of one optimizer whose options"
-        " were changed, and which had a learning-rate scheduler"
+        " were changed (lr of a group is now a tensor), and go on with a learning-rate scheduler"
     )
     about = {"optimizer": name, "options": options, "groups": grouped(lr=0.03)}
     given = drawn(steps=2, gamma=0.6, changes=[[1, 0, "lr", 0.2], [1, 1, "weight_decay", 0.4]], **about)
     given["gradients"][0][5] = given["gradients"][1][5] = None
     weights, optimizer = unsharded(given)
-    later = drawn(
-        steps=2, state=single(optimizer.state_dict()), before=[floats(*shape) for shape in SHAPES], **about
-    )
+    state, before = single(optimizer.state_dict()), [floats(*shape) for shape in SHAPES]
+    state["param_groups"][0]["lr"] = torch.tensor(state["param_groups"][0]["lr"])
+    later = drawn(steps=2, gamma=0.6, state=state, before=before, **about)
     later["weights"] = [weight.float() for weight in weights[-1]]
     ranks, optimizer = check_train(later | {"whole": True}, world_size, not_loaded(later))
     # A scheduler has added initial_lr: without it, no scheduler can go on in a new process.

@@ -121,7 +121,7 @@ def received_early():
         outputs = Incoming(None if first else rank - 1, count, shape)
         gradients = None
         graphs, sends, mean = {}, [], 0.0
-        parameters = list(module.parameters())
+        parameters = [one for one in module.parameters() if one.requires_grad]
         for action, number in schedule:
             outputs.begin()
             if action == "forward":

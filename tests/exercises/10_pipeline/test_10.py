@@ -3,7 +3,8 @@
 | axis | checked in |
 | --- | --- |
 | stages 1 to 4 | 1a to 4b; 5a, 5b |
-| micro-batches | 2b: fewer than stages; 1a, 2a: one |
+| micro-batches | 2b: fewer than stages; 1a, 2a: one; 3b: 300 |
+| frozen | 5a |
 | schedules | 3b, 4b, 5c: any order; 3c, 4a, 4b: no action, forwards only, actions that can never begin |
 | times | 3b, 4a: other ones on each stage, and 0 |
 | memory layout | 5a: an output that is a transposed view |
@@ -70,6 +71,8 @@ class Stage(nn.Module):
         self.weight.grad = given["gradient"]
         self.most, self.settles = len(given["schedule"]) // 2, given.get("settles", [])
         self.transposes = given.get("transposes")
+        if given.get("frozen"):
+            self.frozen = nn.Parameter(torch.ones(()), requires_grad=False)
 
     def forward(self, data):
         place, self.calls = self.calls, self.calls + 1
@@ -224,7 +227,7 @@ def check_timelines(cases):
     for (title, *case), found in zip(cases, answers("timeline", [case[1:] for case in cases]), strict=True):
         expected, never = timeline(*case)
         drawn = "; ".join(
-            f"stage {stage}: {words(some) or 'no action'}" for stage, some in enumerate(case[0])
+            f"stage {stage}: {words(some) or 'no action':.60}" for stage, some in enumerate(case[0])
         )
         require(expected or found is None, f"a timeline, but {never} ({drawn})", "a ValueError")
         if expected is None:
@@ -287,6 +290,8 @@ def test_3b_any_schedules():
         cases.append(("gpipe", all_stages(gpipe, stages, count), *times))
         cases.append(("1F1B", all_stages(one_forward_one_backward, stages, count), *times))
         cases.append(("random", odd_schedules(stages, count), *times))
+    times = drawn_times(2), drawn_times(2)
+    cases.append(("gpipe with 300 micro-batches", all_stages(gpipe, 2, 300), *times))
     check_timelines(cases)
 
 
@@ -492,13 +497,14 @@ def check_order(batch, rank, calls, shown):
 @pytest.mark.parametrize(("stages", "transposes"), [(1, False), (2, False), (3, True)])
 def test_5a_gradients_of_the_whole_batch(stages, transposes):
     # With two processes each has but one neighbour: whatever is sent goes the right way.
-    view = " and each output is a transposed view;" * transposes
+    view = " each output is a transposed view, and a parameter of each stage is frozen;" * transposes
     processes = so_many(stages, "process")
     tried(
         f"{processes}, gpipe with 3 micro-batches, old gradients in .grad;{view} the messages are counted; "
         "then the same once more, with a new module"
     )
-    check_run(all_stages(gpipe, stages, 3), in_order=False, transposes=transposes, twice=True)
+    more = {"transposes": transposes, "frozen": transposes, "twice": True}
+    check_run(all_stages(gpipe, stages, 3), in_order=False, **more)
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 6), (3, 2)])

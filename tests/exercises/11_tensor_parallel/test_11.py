@@ -6,7 +6,7 @@
 | sizes | 1a, 1b, 3a, 3b, 4a: uneven shards; 1a, 1b, 5a: ranks without a shard; 3a, 3b: x of one dimension |
 | dtype | 2a, 2b, 3a, 3b: float64 |
 | memory layout | 2a, 2b, 3a, 3b: stored by columns |
-| missing bias | 1a, 1b, 3a, 3b, 3c |
+| missing bias | 1a, 1b, 3a, 3b, 3c; calls are counted with biases: 4b |
 | calls | 4c, 5b: four steps of training; 5a: eight calls |
 | missing gradients, zeros, frozen, tied | 5a, 5b |
 | names of layers | 5a |
@@ -122,7 +122,7 @@ def large(student, me, given):
     memory = [held(me)]
     wholes = [one @ other for one, other in given["thin"]]
     if given["block"]:
-        layers = student.FeedForward(wholes[0], None, wholes[1], None)
+        layers = student.FeedForward(wholes[0], given["biases"][0], wholes[1], given["biases"][1])
     else:
         layers = nn.Sequential(student.ColumnLinear(wholes[0], None), student.RowLinear(wholes[1], None))
     del wholes
@@ -188,9 +188,10 @@ def clip(student, me, given):
             model.again.weight = model.head.weight
         model.head.requires_grad_(case["kind"] != "frozen")
         whole = model
-        if case["kind"] == "renamed":
-            blocks = (nn.Sequential(block.up, nn.GELU(), block.down) for block in model.blocks)
-            whole = nn.Sequential(model.first, *blocks, model.norm, model.head)
+        if case["kind"] == "renamed":  # names of ordinary layers begin with those of layers that are cut
+            one, other = model.blocks
+            layers = {"a": one.up, "ab": model.first, "c": one.down, "cd": model.norm, "e": model.head}
+            whole = nn.ModuleDict(layers | {"f": nn.Sequential(other.up, nn.GELU(), other.down)})
         norm = student.clip_gradients(whole, case["largest"])
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         found.append({"norm": float(norm), "kind": type(norm).__name__, "gradients": gradients})
@@ -386,19 +387,23 @@ def check_large(world_size, block):
     width, hidden = 1024, 2048 + int(integers(0, 3))
     shapes = ((hidden, width), (width, hidden))
     thin = [[floats(outputs, 2), floats(2, inputs) / inputs**0.5] for outputs, inputs in shapes]
+    biases = [floats(outputs) if block else None for outputs, _ in shapes]
     x, above, layers = (
         floats(8, width),
         floats(8, width),
         "FeedForward" if block else "ColumnLinear and a RowLinear",
     )
     tried(
-        f"{world_size} processes, a {layers} with matrices of {hidden} x {width} and back, x of 8 x {width}"
+        f"{world_size} processes, a {layers} with matrices of {hidden} x {width} and back"
+        f"{' and biases' * block}, x of 8 x {width}"
     )
-    ranks = run(large, [{"thin": thin, "x": x, "above": above, "block": block}] * world_size)
+    given = {"thin": thin, "biases": biases, "x": x, "above": above, "block": block}
+    ranks = run(large, [given] * world_size)
     up, down = (one.double() @ other.double() for one, other in thin)
     inside = leaf(x.double())
-    between = linear(inside, up)
-    output = linear(gelu(between) if block else between, down)
+    up_bias, down_bias = (one if one is None else one.double() for one in biases)
+    between = linear(inside, up, up_bias)
+    output = linear(gelu(between) if block else between, down, down_bias)
     output.backward(above.double())
     whole = 4 * 2 * hidden * width
     for rank, came in enumerate(ranks):
@@ -498,7 +503,7 @@ def test_4c_one_curve(world_size):
 NO_SECOND, ONLY_SECOND = (*(name for name in ORDINARY if name != "head.bias"), "blocks.0."), ("blocks.1.",)
 KINDS = {
     "": "",
-    "renamed": ", of a model whose layers have other names",
+    "renamed": ", of a model whose layers have other names (some begin with those of layers that are cut)",
     "shared": ", of a model in which two ordinary layers share a weight",
     "zeros": ", where all gradients are zero",
     "tiny": ", where all gradients are tiny",

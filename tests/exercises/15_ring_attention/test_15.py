@@ -9,7 +9,8 @@
 | order | 2a: positions in any order |
 | heads | 2d, 4a, 5a: 6 for 1, 2 and 6 heads of keys, 4 for 4, 2 and 1 |
 | sizes | 1a, 4a, 5a: chunks of one position; 2a: more keys than queries |
-| numbers | 2b, 3b, 4a, 5a: scores near 300; 2b, 3b: -300; 2b, 4a, 5a: both; 2c, 3b: no keys; 4d, 5c: NaN |
+| numbers | 2b, 3b, 4a, 5a: scores near 300; 2b, 3b: -300; 2b, 4a, 5a: both; 2b: -12000; 4d, 5c: NaN |
+| queries without keys | 2c, 3b |
 | arguments left alone | 2a to 2d, 3b, 4a, 5a |
 | shards of different sizes, no keys at all | excluded by the docstring |
 | calls, modes, seeds, missing gradients | the functions keep nothing, and have none |
@@ -349,7 +350,7 @@ def shifted(tensors, by):
 
 
 def test_2b_large_scores():
-    """attend with scores near 300, then near -300, then near both, in two ways"""
+    """attend with scores near 300, near -300, near both, in two ways, and near -12000 in float64"""
     every = list(range(6))
     cases = [(f" with scores near {by}", shifted(attended(text(6)), by), every, every) for by in (300, -300)]
     (query, key, value), signs = shifted(attended(text(6)), 300), torch.tensor([1.0, -1.0] * 3)[:, None]
@@ -357,6 +358,8 @@ def test_2b_large_scores():
     # A later key does not count, but its score may be far above all others.
     largest = key * torch.tensor([-1.0] * 5 + [1.0])[:, None]
     cases.append((" with scores near -300, except for the last key", (query, largest, value), every, every))
+    lowest = [one.double() for one in shifted(attended(text(6)), -12_000)]
+    cases.append((" with scores near -12000 in float64", lowest, every, every))
     check_attend(*cases, relative=1e-3)
 
 
