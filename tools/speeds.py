@@ -97,8 +97,9 @@ def draw(path) -> None:
 
     plt = ink.pyplot()
     rows = measured()["gpt"].values()
-    figure, axes = plt.subplots(figsize=(ink.WIDTH, 1.2 + 0.6 * len(rows)))
-    names = [f"{row['size']} texts,\n{how(row)}" for row in rows]
+    names = [f"{row['size']} texts,\n" + how(row).replace("; ", ",\n") for row in rows]
+    lines = sum(len(name.splitlines()) for name in names)
+    figure, axes = plt.subplots(figsize=(ink.WIDTH, 1.2 + 0.3 * lines))
     budgets = [budget(row) for row in rows]
     left = [0.0] * len(names)
     for kind, (colour, label) in KINDS.items():

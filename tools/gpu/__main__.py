@@ -124,16 +124,17 @@ def notebooks(check: Check) -> None:
     return tests(check, (test + "[10a_stale_weights]" * check.is_rehearsal,), marks="")
 
 
-# What matters most comes first: a run may be ended at any time. The seconds are from a machine with one H100
-# and 16 cores: 46 tests had ended there after 250 s, and 12 measurements after 200 s. A rehearsal, which has
-# less to do, keeps to them too, on two cores that do nothing else.
+# What matters most comes first: a run may be ended at any time. The first seconds are from a machine with one
+# H100 and 16 cores: 46 tests had ended there after 250 s, and 12 measurements after 200 s. The others are for
+# a rehearsal, which has less to do: on two idle cores it keeps to the first too, in 6, 106, 48, 36, 28 and 37
+# seconds, but on two that have other work it takes up to four times as long.
 STAGES = (
-    Stage("what is here", 20, numerics),
-    Stage("the lessons", 200, tests),
-    Stage("several GPUs", 100, speed.several_gpus),
-    Stage("how fast, alone", 240, speed.alone),
-    Stage("the notebooks", 140, notebooks),
-    Stage("memory and sizes", 60, speed.memory),
+    Stage("what is here", 20, 20, numerics),
+    Stage("the lessons", 200, 320, tests),
+    Stage("several GPUs", 100, 150, speed.several_gpus),
+    Stage("how fast, alone", 240, 120, speed.alone),
+    Stage("the notebooks", 140, 200, notebooks),
+    Stage("memory and sizes", 60, 110, speed.memory),
 )
 
 
@@ -170,7 +171,8 @@ def main() -> int | str:
     if not arguments.rehearse and gpus == 0:
         reason = machine.unseen_gpu() or "there is no GPU here"
         return f"error: {reason}; with --rehearse, the same stages are tried without one"
-    minutes = arguments.minutes or (60 if arguments.rehearse else 11 if gpus == 1 else 14)
+    whole = sum(stage.rehearsal for stage in STAGES) / 60 if arguments.rehearse else 11 if gpus == 1 else 14
+    minutes = arguments.minutes or whole
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that no child is left behind
     check = Check(arguments.out, minutes, arguments.rehearse, gpus, arguments.patience)
     check.before = before([*RESULTS.glob("*.json"), *without_overwriting(arguments.out)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import seen
 
 # Of tests that are not for this machine. Any other reason to skip one is a row.
-NOT_FOR_IT = re.compile(r"needs \d GPUs|has real GPUs")
+NOT_FOR_IT = re.compile(r"needs \d GPUs|needs Linux|has real GPUs")
 
 
 def name_of(nodeid):

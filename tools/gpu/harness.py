@@ -35,10 +35,11 @@ class Row(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A part of the check. `work(check)` adds rows, and has about these seconds."""
+    """A part of the check. `work(check)` adds rows, and has about these seconds, or those in a rehearsal."""
 
     name: str
     seconds: float
+    rehearsal: float
     work: Callable
 
 
@@ -121,7 +122,7 @@ class Check:
     def __init__(self, out: Path, minutes: float, is_rehearsal: bool, gpus: int, patience: float = 1):
         self.out, self.is_rehearsal, self.gpus = Path(out), is_rehearsal, gpus
         self.began = time.monotonic()
-        self.end = self.deadline = self.began + 60 * minutes
+        self.end = self.deadline = self.began + 60 * minutes * patience
         self.patience = patience  # times all limits, for a slow machine or a busy one
         self.before: dict[str, float] = {}  # what earlier files of rows have shown: see seen.py
         self.only_new = False
@@ -151,6 +152,8 @@ class Check:
         if is_rehearsal:
             self.environment.pop("CUDA_VISIBLE_DEVICES", None)
             self.on_gpus |= pretending.environment(gpus, self.folder, os.environ)
+            if gpus == 0:  # the tests, too, take no real ones
+                self.environment["CUDA_VISIBLE_DEVICES"] = ""
 
     def title(self) -> str:
         """What it runs on, in words."""
@@ -260,7 +263,8 @@ class Check:
         stages = list(stages)
         try:
             for number, stage in enumerate(stages):
-                now, wanted = time.monotonic(), stage.seconds * self.patience
+                now = time.monotonic()
+                wanted = (stage.rehearsal if self.is_rehearsal else stage.seconds) * self.patience
                 # What earlier stages have left over is shared out.
                 share = (self.end - now) * stage.seconds / sum(each.seconds for each in stages[number:])
                 self.stage, left = stage.name, max(0, self.end - now)
