@@ -57,6 +57,11 @@ def close(lesson, arguments):
     return lessons.Curve(early=1e-5, late=1e-5)
 
 
+def is_repeatable(lesson):
+    """Real GPUs may add up the backward pass of attention in another order each time: see variant.py."""
+    return not pretending.real() or "parts.transformer" not in lesson.path.read_text()
+
+
 def short(lesson):
     """A run of it that takes a second or two."""
     epochs = () if lesson.curve.of == "nothing" else EPOCHS
@@ -133,7 +138,9 @@ def test_a_lesson_has_the_cpus_curve(on_gpus, compare, lesson, gpus, processes):
     result = on_gpus(lesson, processes, *short(lesson), gpus=gpus)
     if lesson.curve.of != "nothing":
         compare(lesson, result, processes, *short(lesson))
-        if gpus == processes == 2 or (pretending.real() and lesson in lessons.LADDER):
+        if is_repeatable(lesson) and (
+            gpus == processes == 2 or (pretending.real() and lesson in lessons.LADDER)
+        ):
             again = on_gpus(lesson, processes, *short(lesson), gpus=gpus, folder="again")
             weights = [(each.out / f"{lesson.stem}.pt").read_bytes() for each in (result, again)]
             assert weights[0] == weights[1]

@@ -438,6 +438,9 @@ def test_what_no_gpu_has_shown_comes_first_and_then_the_longest():
     old = ["a kill costs no byte[06a_any_step]", "its options have it too[09 --offload]"]
     names = [*old, *reversed(new)]
     assert sorted(names, key=lambda name: seen.place(name, known)) == [*new, *old]
+    assert seen.place(new[2], known)[2] == -37  # which it took on one GPU
+    names = [f"a lesson has the cpus curve[{case}]" for case in ("17-1", "13-2", "04-4", "04-1-for-4")]
+    assert sorted(names, key=lambda name: seen.place(name, {}, 4))[0] == names[2]
     notebooks = ["10a_stale_weights", "13_gpt", "03_ddp_spawn"]  # the short ones first
     names = [f"it runs on a gpu[{stem}]" for stem in notebooks]
     assert sorted(sorted(names), key=lambda name: seen.place(name, known)) == names

@@ -47,7 +47,9 @@ FLAGS = {
 
 
 def numerics(check: Check) -> None:
-    (child,) = check.run({"numerics": check.probe("numerics")}).values()
+    job = check.probe("numerics")
+    job.seconds = 15  # of the 20 that its stage has
+    (child,) = check.run({"numerics": job}).values()
 
     def machine(child):
         """Children that fell back to the CPU would pass what follows."""
@@ -88,7 +90,8 @@ def tests(check: Check, names: tuple[str, ...] = ON_GPUS, marks: str = "quick") 
     # Most runs have two ranks, and a rank's context and NCCL's buffers take half a gigabyte or more.
     workers = int(max(1, min(6, len(os.sched_getaffinity(0)) // 2, check.room / 3e9)))
     known = folder / "before"
-    known.write_text(json.dumps({"known": check.before, "only new": check.only_new}))
+    table = {"known": check.before, "only new": check.only_new, "gpus": check.gpus}
+    known.write_text(json.dumps(table))
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "each_test", "-n", workers]
     words += ["--dist", "load", "--maxschedchunk", 1]
     words += ["-m", marks] if check.is_rehearsal and marks else []

@@ -52,4 +52,4 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if seen.is_seen(name_of(item.nodeid), known)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    items.sort(key=lambda item: seen.place(name_of(item.nodeid), known))
+    items.sort(key=lambda item: seen.place(name_of(item.nodeid), known, before.get("gpus", 1)))

@@ -301,4 +301,4 @@ class Check:
         given = [f"{name}={value}" for name, value in options.items()]
         # Ranks share GPUs only where there are too few: with one each, NCCL has its own ways.
         environment = self.on_gpus | {"SHARE_GPU": int(ranks > self.gpus)}
-        return Job([*start, HERE / "probes.py", *words, *given], environment, max(1, ranks), seconds=60)
+        return Job([*start, HERE / "probes.py", *words, *given], environment, max(1, ranks), seconds=30)

@@ -70,14 +70,18 @@ def short(name: str) -> str:
     return re.sub(r"-\d(-for-4)?\]$", "]", name)
 
 
-def place(name: str, known: dict[str, float]) -> tuple:
-    """Where a test comes: first what has not been seen, then the longest, since one that is begun last would
-    end alone. Notebooks go the other way round: there is no time for all, and more short ones fit."""
+def place(name: str, known: dict[str, float], gpus: int = 1) -> tuple:
+    """Where a test comes: first what has not been seen, then what uses all GPUs, and then the longest, since
+    one that is begun last would end alone. Notebooks go the other way round: there is no time for all, and
+    more short ones fit."""
     if name.startswith(NOTEBOOK):
-        return is_seen(name, known), stored(name.removeprefix(NOTEBOOK).rstrip("]"))
+        return is_seen(name, known), False, stored(name.removeprefix(NOTEBOOK).rstrip("]"))
     of_others = (seconds for other, seconds in known.items() if short(other) == short(name))
     guess = next((seconds for words, seconds in GUESSED.items() if words in name), 25)
-    return is_seen(name, known), -(known.get(name) or max(of_others, default=0) or guess)
+    seconds = known.get(name) or max(of_others, default=0) or guess
+    shape = re.search(r"\[(\d)[-\]]|-(\d)(?:-for-4)?\]", name)  # make run[4], lora on [2-lora], 13 on [13-4]
+    is_part = bool(shape) and int(shape[1] or shape[2]) < min(gpus, 4)
+    return is_seen(name, known), is_part, -seconds
 
 
 @functools.cache
