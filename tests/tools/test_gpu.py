@@ -380,6 +380,13 @@ def test_without_a_compiler_nothing_is_compiled(check, monkeypatch, names, said)
     assert "Python.h" in pretending.missing(1)
 
 
+def test_a_rehearsal_measures_all_but_what_is_compiled_in_small(check, monkeypatch):
+    check.is_rehearsal = True
+    asked, rows = names_of_measured(check, monkeypatch)
+    assert list(asked) == [*list(speed.STEPS)[:-1], "gpt"] and not rows
+    assert all("rounds=1" in job.words and job.memory == 0 for job in asked.values())
+
+
 def test_what_runs_at_once_fits_into_a_card_of_24_gb(check, monkeypatch):
     check.room, check.at_once = 23e9, 6
     monkeypatch.setattr(pretending, "no_compiler", lambda: "")

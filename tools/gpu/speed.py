@@ -74,7 +74,7 @@ def loop(check: Check, step: str, **options) -> Job:
 
 
 def gpt(check: Check, kinds: tuple = (), **options) -> Job:
-    job = check.probe("gpt", *kinds, **options, **(SMALL_GPT if check.is_rehearsal else {}))
+    job = check.probe("gpt", *kinds, **options | (SMALL_GPT if check.is_rehearsal else {}))
     job.memory = 0 if check.is_rehearsal else needs(**options)
     job.seconds = 70  # compiling takes over 40 of these
     return job
