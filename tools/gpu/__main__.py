@@ -158,6 +158,12 @@ def pretended() -> int:
     return 2
 
 
+def stop(number: int, frame: object) -> None:
+    """So that no child is left behind, nor a folder; a second signal would cut this short."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
+
+
 def main() -> int | str:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
@@ -176,7 +182,7 @@ def main() -> int | str:
         return f"error: {reason}; with --rehearse, the same stages are tried without one"
     whole = sum(stage.rehearsal for stage in STAGES) / 60 if arguments.rehearse else 11 if gpus == 1 else 14
     minutes = arguments.minutes or whole
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that no child is left behind
+    signal.signal(signal.SIGTERM, stop)
     check = Check(arguments.out, minutes, arguments.rehearse, gpus, arguments.patience)
     check.before = before([*RESULTS.glob("*.json"), *without_overwriting(arguments.out)])
     check.only_new = arguments.only_new
