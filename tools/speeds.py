@@ -36,20 +36,17 @@ KINDS = {
 }
 
 
-def speeds_in(table: dict) -> dict:
-    """The part of a file of rows that has speeds, if there is one. `make gpu` writes it as "facts"; a file
-    that was put together by hand has it under the name of its stage, with the seconds that this took."""
-    for name, part in table.items():
-        is_one = name == "facts" or name.startswith("how fast, alone")
-        if is_one and {"ladder", "gpt"} <= set(part):
-            return part
-    return {}
-
-
-def measured() -> dict:
-    """The speeds in the newest file that has both kinds."""
-    files = sorted(FOLDER.glob("h100-*.json"), reverse=True)
-    return next(filter(None, (speeds_in(json.loads(path.read_text())) for path in files)))
+def measured() -> dict[str, dict]:
+    """What is known of the ladder and of the GPT: each row from the newest file that has it. `make gpu`
+    writes them as "facts"; a file that was put together by hand has them under the name of their stage, with
+    the seconds that this took."""
+    found = {"ladder": {}, "gpt": {}}
+    for path in sorted(FOLDER.glob("h100-*.json")):
+        for name, part in json.loads(path.read_text()).items():
+            if name == "facts" or name.startswith("how fast, alone"):
+                for kind in found.keys() & part.keys():
+                    found[kind] |= part[kind]
+    return found
 
 
 def how(row: dict) -> str:
