@@ -20,11 +20,11 @@ CHANGES = {
     "compile": "`torch.compile`",
 }
 IN_32_BITS = ("repeatable", "plain", "input")  # with a peak of their own
-GPTS = {
-    "gpt": ("8", "not compiled"),
-    "gpt, compiled": ("8", "compiled as a whole"),
-    "gpt, block by block": ("8", "each block compiled"),
-    "gpt, batches of 16": ("16", "each block compiled"),
+HOW = {  # a GPT was measured; in the order in which this is said
+    "compiled": "compiled as a whole",
+    "blocks": "each block compiled",
+    "fused": "one product for query, key and value",
+    "cudnn": "cuDNN's attention",
 }
 # Kernels that are neither: GELU, norms, additions, the loss, and conversions to bf16.
 KINDS = {
@@ -36,15 +36,31 @@ KINDS = {
 }
 
 
-def measured() -> dict:
-    return json.loads(max(FOLDER.glob("h100-*.json")).read_text())["how fast, alone, 192 s"]
+def measured() -> dict[str, dict]:
+    """What is known of the ladder and of the GPT: each row from the newest file that has it. `make gpu`
+    writes them as "facts"; a file that was put together by hand has them under the name of their stage, with
+    the seconds that this took."""
+    found = {"ladder": {}, "gpt": {}}
+    for path in sorted(FOLDER.glob("h100-*.json")):
+        for name, part in json.loads(path.read_text()).items():
+            if name == "facts" or name.startswith("how fast, alone"):
+                for kind in found.keys() & part.keys():
+                    found[kind] |= part[kind]
+    return found
+
+
+def how(row: dict) -> str:
+    said = [words for kind, words in HOW.items() if kind in row["kinds"]]
+    words = row.get("characters", 64)
+    return "; ".join((said or ["not compiled"]) + [f"{words:,} words"] * (words != 64))
 
 
 def ladder() -> str:
     lines = ["| row | what changes | images/s | range of 5 rounds | MFU |"]
     lines.append("| ---: | --- | ---: | --- | ---: |")
-    for number, (name, change) in enumerate(CHANGES.items(), 1):
-        row = measured()["ladder"][name]
+    found = measured()["ladder"]
+    for number, name in enumerate([name for name in CHANGES if name in found], 1):
+        row, change = found[name], CHANGES[name]
         share = "" if name in IN_32_BITS else f"{row['images/s'] * row['flops'] / PEAK:.1%}"
         rounds = f"{min(row['rounds']):,.0f} to {max(row['rounds']):,.0f}"
         lines.append(f"| {number} | {change} | {row['images/s']:,.0f} | {rounds} | {share} |")
@@ -56,19 +72,20 @@ def gpt() -> str:
         "| texts | `torch.compile` | tokens/s | ms per step, range of 5 rounds | MFU | MFU, causal | memory |"
     ]
     lines.append("| ---: | --- | ---: | --- | ---: | ---: | ---: |")
-    for name, (texts, compiled) in GPTS.items():
-        row = measured()["gpt"][name]
+    for row in measured()["gpt"].values():
         rounds = f"{1000 * min(row['rounds']):.1f} to {1000 * max(row['rounds']):.1f}"
         shares = " | ".join(f"{row[kind] / row['seconds'] / PEAK:.1%}" for kind in ("flops", "causal"))
         memory = f"{row['bytes'] / 1e9:.0f} GB"
-        lines.append(f"| {texts} | {compiled} | {row['tokens/s']:,.0f} | {rounds} | {shares} | {memory} |")
+        lines.append(
+            f"| {row['size']} | {how(row)} | {row['tokens/s']:,.0f} | {rounds} | {shares} | {memory} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def budget(row: dict) -> dict[str, float]:
     """Milliseconds for each 8 texts, by what the GPU does in them. Copies take less than 0.3 ms."""
     shares = dict(row["busy"]) | {"rest": 1 - row["busy"]["busy"]}
-    texts = row["flops"] / measured()["gpt"]["gpt"]["flops"]
+    texts = row["size"] / 8
     return {kind: 1000 * row["seconds"] / texts * shares[kind] for kind in KINDS}
 
 
@@ -76,9 +93,11 @@ def draw(path) -> None:
     from tools import ink
 
     plt = ink.pyplot()
-    figure, axes = plt.subplots(figsize=(ink.WIDTH, 3.6))
-    names = [f"{texts} texts,\n{compiled}" for texts, compiled in GPTS.values()]
-    budgets = [budget(measured()["gpt"][name]) for name in GPTS]
+    rows = measured()["gpt"].values()
+    names = [f"{row['size']} texts,\n" + how(row).replace("; ", ",\n") for row in rows]
+    lines = sum(len(name.splitlines()) for name in names)
+    figure, axes = plt.subplots(figsize=(ink.WIDTH, 1.2 + 0.3 * lines))
+    budgets = [budget(row) for row in rows]
     left = [0.0] * len(names)
     for kind, (colour, label) in KINDS.items():
         widths = [each[kind] for each in budgets]

@@ -18,6 +18,7 @@ from tools.testbed.processes import trained
 
 MISSING = pretending.missing(1)
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+needs_pretended = pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
 EPOCHS = ("--epochs", 2)
 # GPUs, and processes, which share them where there are too few.
 SHAPES = [(1, 2), (2, 2), (3, 4), (4, 4)]
@@ -55,6 +56,11 @@ def close(lesson, arguments):
     return lessons.Curve(early=1e-5, late=1e-5)
 
 
+def is_repeatable(lesson):
+    """Real GPUs may add up the backward pass of attention in another order each time: see variant.py."""
+    return not pretending.real() or "parts.transformer" not in lesson.path.read_text()
+
+
 def short(lesson):
     """A run of it that takes a second or two."""
     epochs = () if lesson.curve.of == "nothing" else EPOCHS
@@ -79,6 +85,8 @@ def on_gpus(fork, start, tmp_path):
                 "04_ddp_torchrun", processes, *arguments, script=lesson.path
             )
         result = start(lesson.stem, processes, *arguments, **options).finish()
+        if result.code and "error: this GPU has no bf16: " in result.stderr:
+            pytest.skip("this GPU has no bf16, and the lesson refuses to start")
         assert refused or result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         return result
 
@@ -129,7 +137,9 @@ def test_a_lesson_has_the_cpus_curve(on_gpus, compare, lesson, gpus, processes):
     result = on_gpus(lesson, processes, *short(lesson), gpus=gpus)
     if lesson.curve.of != "nothing":
         compare(lesson, result, processes, *short(lesson))
-        if gpus == processes == 2 or (pretending.real() and lesson in lessons.LADDER):
+        if is_repeatable(lesson) and (
+            gpus == processes == 2 or (pretending.real() and lesson in lessons.LADDER)
+        ):
             again = on_gpus(lesson, processes, *short(lesson), gpus=gpus, folder="again")
             weights = [(each.out / f"{lesson.stem}.pt").read_bytes() for each in (result, again)]
             assert weights[0] == weights[1]
@@ -146,6 +156,8 @@ def test_a_lesson_has_the_cpus_curve(on_gpus, compare, lesson, gpus, processes):
     ],
 )
 def test_its_options_have_it_too(on_gpus, compare, stem, options):
+    if "--compile" in options and (reason := pretending.no_compiler()):
+        pytest.skip(reason)
     lesson = lessons.get(stem)
     arguments, processes = (*short(lesson), *options.split()), max(2, lesson.processes)
     result = on_gpus(lesson, processes, *arguments)
@@ -185,6 +197,7 @@ def test_fp16_has_the_cpus_curve(run_script):
 # ---- as a reader starts them ---------------------------------------------------------------------
 
 
+@needs_pretended  # on real GPUs, test_a_lesson_has_the_cpus_curve has started this command
 @pytest.mark.quick("06-1")
 @pytest.mark.long("03-2")
 @pytest.mark.night
@@ -335,7 +348,6 @@ def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, compar
 # Of each step, for each lesson where there are any: those of 13 are loss_parallel's, those of 16 one for each
 # layer of experts. 08 has a test of its own.
 WAITS = {"13_gpt": 3, "16_experts": 2}
-needs_pretended = pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
 
 
 def sizes_of(lesson):

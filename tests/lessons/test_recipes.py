@@ -36,6 +36,8 @@ def recipe(forked, start):
         else:
             result = forked(words, environment, folder, gpus)
         recipe.waits = result.waits
+        if result.code and "error: this GPU has no bf16: " in result.stderr:
+            pytest.skip("this GPU has no bf16, and the recipe refuses to start")
         assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         return result.stdout.splitlines()
 

@@ -14,6 +14,7 @@ import pytest
 from tools import diffs, digests, lessons, measured, notebooks, words
 from tools.lessons import ROOT
 from tools.testbed import pretending
+from tools.testbed.surroundings import python_path
 
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
 
@@ -64,7 +65,8 @@ def test_it_runs_afresh_and_shows_what_is_stored(path):
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
 def test_it_runs_on_a_gpu(path, tmp_path):
     """On one, which its processes share: what it does where there is a GPU runs."""
-    more = pretending.environment(1, tmp_path, os.environ) | {"PYTHONPATH": str(pretending.AT_EXIT)}
+    more = pretending.environment(1, tmp_path, os.environ)
+    more["PYTHONPATH"] = python_path(pretending.AT_EXIT)
     fresh = executed_afresh(path, **more)
     for cell in fresh.cells:
         is_the_point = "stack-trace" in cell.metadata.get("tags", [])

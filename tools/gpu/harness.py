@@ -2,12 +2,12 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tools import launcher
 from tools.testbed import pretending
-from tools.testbed.processes import alive
+from tools.testbed.processes import alive, living
+from tools.testbed.surroundings import own_torchrun, python_path, short_folder
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -29,14 +29,17 @@ class Row(NamedTuple):
     name: str
     value: str
     expected: str
-    verdict: str  # ok, failed, measured, or not run: for want of time
+    verdict: str  # ok, failed, measured, or not run: for want of time, or of what it needs
+    seconds: float | None = None  # it took these, of those that it might have taken
+    limit: float | None = None
 
 
 class Stage(NamedTuple):
-    """A part of the check. `work(check)` adds rows, and has about these seconds."""
+    """A part of the check. `work(check)` adds rows, and has about these seconds, or those in a rehearsal."""
 
     name: str
     seconds: float
+    rehearsal: float
     work: Callable
 
 
@@ -47,14 +50,17 @@ class Job:
     words: list
     environment: dict = field(default_factory=dict)
     ranks: int = 1
+    memory: float = 0.0  # bytes of GPU 0, about
+    seconds: float = 0.0  # that it needs: ended before, it has not failed
 
 
 class Child:
     """A job that has begun, in a process group of its own. `problem` says how it failed."""
 
-    def __init__(self, job: Job, folder: Path, environment: dict):
+    def __init__(self, job: Job, folder: Path, environment: dict, limit: float):
         self.folder, self.mark, self.began = folder, f"gpu-{uuid.uuid4().hex}", time.monotonic()
-        self.problem = ""
+        self.problem, self.limit, self.took = "", limit, 0.0
+        self.had_time = limit >= job.seconds
         folder.mkdir()
         environment = environment | {"MARK_OF_CHILD": self.mark} | job.environment
         with open(folder / ".stdout", "w") as stdout, open(folder / ".stderr", "w") as stderr:
@@ -73,14 +79,19 @@ class Child:
 
     def end(self) -> None:
         """End it with all that it has started: torchrun's ranks have process groups of their own."""
+        self.took = self.took or time.monotonic() - self.began
         if not self.has_ended():
-            self.problem = f"still ran after {time.monotonic() - self.began:.0f} s, and was ended"
+            self.problem = f"still ran after {self.took:.0f} s, and was ended"
             os.killpg(self.process.pid, signal.SIGKILL)
         for pid, _ in alive(self.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if code := self.process.wait():
             self.problem = self.problem or f"status {code}: {self.last_words()}"
+
+    def verdict(self) -> str:
+        """Of its problem: one that was ended before it could be ready has shown nothing."""
+        return "failed" if self.had_time or not self.problem.startswith("still ran") else "not run"
 
     def text(self) -> str:
         return "".join((self.folder / name).read_text(errors="replace") for name in (".stdout", ".stderr"))
@@ -96,14 +107,26 @@ class Child:
         return json.loads([line for line in self.text().splitlines() if line.startswith('{"probe"')][-1])
 
 
+def clear_out(out: Path) -> None:
+    """Remove the folders of notebooks' tests that were ended: out/test-PID, of processes that are gone."""
+    pids = {process.pid for process in living()}
+    for path in out.glob("test-*"):
+        number = path.name.removeprefix("test-")
+        if number.isdigit() and int(number) not in pids:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 class Check:
     """One `make gpu`: its time, its children and its rows."""
 
-    def __init__(self, out: Path, minutes: float, is_rehearsal: bool, gpus: int):
+    def __init__(self, out: Path, minutes: float, is_rehearsal: bool, gpus: int, patience: float = 1):
         self.out, self.is_rehearsal, self.gpus = Path(out), is_rehearsal, gpus
         self.began = time.monotonic()
-        self.end = self.deadline = self.began + 60 * minutes
-        self.patience = 8 if is_rehearsal else 1  # on a busy laptop all takes longer
+        self.end = self.deadline = self.began + 60 * minutes * patience
+        self.patience = patience  # times all limits, for a slow machine or a busy one
+        self.before: dict[str, float] = {}  # what earlier files of rows have shown: see seen.py
+        self.only_new = False
+        self.room = math.inf  # bytes of GPU 0's memory
         self.rows: list[Row] = []
         self.facts: dict = {}  # what the picture and the file show beside the rows
         self.stage, self.children = "", []
@@ -111,8 +134,7 @@ class Check:
         # the more of them, the longer each collective.
         cores = len(os.sched_getaffinity(0))
         self.at_once = min(cores, 6) if gpus else cores
-        # Not below --out: a DataLoader's workers make sockets in TMPDIR, whose paths must be short.
-        self.folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
+        self.folder = short_folder("gpu-check-")  # not below --out, which may be deep
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "gpu.log").write_text("")
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -121,13 +143,15 @@ class Check:
         self.on_gpus = {
             "LOCK_OF_TURNS": self.folder / "turns",
             "SECONDS_OF_TURN": 100 * self.patience,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "lessons", ROOT, pretending.AT_EXIT))),
+            "PYTHONPATH": python_path(ROOT / "lessons", ROOT, pretending.AT_EXIT),
             "TORCHINDUCTOR_CACHE_DIR": self.folder / "inductor",
             "TORCHINDUCTOR_COMPILE_THREADS": "4",
         }
         if is_rehearsal:
             self.environment.pop("CUDA_VISIBLE_DEVICES", None)
             self.on_gpus |= pretending.environment(gpus, self.folder, os.environ)
+            if gpus == 0:  # the tests, too, take no real ones
+                self.environment["CUDA_VISIBLE_DEVICES"] = ""
 
     def title(self) -> str:
         """What it runs on, in words."""
@@ -137,9 +161,19 @@ class Check:
 
     # ---- rows
 
-    def row(self, name: str, value: object, expected: str = "", verdict: str = "measured") -> None:
-        self.rows.append(Row(self.stage, name, " ".join(str(value).split()), expected, verdict))
+    def row(
+        self,
+        name: str,
+        value: object,
+        expected: str = "",
+        verdict: str = "measured",
+        seconds: float | None = None,
+        limit: float | None = None,
+    ) -> None:
+        times = [each if each is None else round(each, 1) for each in (seconds, limit)]
+        self.rows.append(Row(self.stage, name, " ".join(str(value).split()), expected, verdict, *times))
         shown = f"{name}: {self.rows[-1].value}" + (f"  (expected: {expected})" if expected else "")
+        shown += f"  [{seconds:.0f} s of {limit:.0f}]" if seconds is not None else ""
         print(f"  {verdict:8}  {shown}", flush=True)
         self.save()
 
@@ -148,11 +182,18 @@ class Check:
         children = list(children)
         if None in children:
             return self.row(name, "its stage had no time left", expected, "not run")
-        if problem := next((child.problem for child in children if child.problem), ""):
-            return self.row(name, problem, expected, "failed")
+        longest = max(children, key=lambda child: child.took)
+        times = (longest.took, longest.limit)
+        if bad := next((child for child in children if child.problem), None):
+            return self.row(name, bad.problem, expected, bad.verdict(), *times)
         found = look(*children)
         value, is_right = found if isinstance(found, tuple) else (found, None)
-        return self.row(name, value, expected, {None: "measured", True: "ok", False: "failed"}[is_right])
+        verdict = {None: "measured", True: "ok", False: "failed"}[is_right]
+        return self.row(name, value, expected, verdict, *times)
+
+    def is_left_out(self, name: str) -> bool:
+        """With --only-new, what an earlier file of rows has shown right."""
+        return self.only_new and name in self.before
 
     def save(self) -> None:
         """After each row, since whoever started this may end it at any time."""
@@ -171,25 +212,35 @@ class Check:
     # ---- children
 
     def begin(self, job: Job) -> Child:
-        self.children.append(Child(job, self.folder / f"{len(self.children):03}", self.environment))
+        folder, limit = self.folder / f"{len(self.children):03}", self.deadline - time.monotonic()
+        self.children.append(Child(job, folder, self.environment, limit))
         return self.children[-1]
 
     def is_over(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def run(self, jobs: dict[str, Job]) -> dict[str, Child | None]:
-        """Run all of them, no more ranks at once than the machine can take. None: there was no time left."""
+    def has_room(self, job: Job, others: list[Job]) -> bool:
+        """Whether it can run beside these: all that runs at once must fit into the GPU's memory."""
+        ranks = sum(each.ranks for each in (job, *others))
+        memory = sum(each.memory for each in (job, *others))
+        return not others or (ranks <= self.at_once and memory <= self.room)
+
+    def run(self, jobs: dict[str, Job], look: Callable = lambda name, child: None) -> dict:
+        """Run all of them, as many at once as the machine can take. look(name, child) is called as soon as
+        one has ended, or with None if there was no time left for it; these are also returned."""
         waiting, running = dict(jobs), {}
         found = dict.fromkeys(jobs)
         while running or (waiting and not self.is_over()):
             for name, child in list(running.items()):
                 if child.has_ended() or self.is_over():
                     found[name] = self.finish(name, running.pop(name))
+                    look(name, found[name])
             for name, job in list(waiting.items()):
-                busy = sum(jobs[other].ranks for other in running)
-                if not self.is_over() and (busy == 0 or busy + job.ranks <= self.at_once):
+                if not self.is_over() and self.has_room(job, [jobs[other] for other in running]):
                     running[name] = self.begin(waiting.pop(name))
             time.sleep(0.02)
+        for name in waiting:
+            look(name, None)
         return found
 
     def finish(self, name: str, child: Child) -> Child:
@@ -210,32 +261,42 @@ class Check:
         stages = list(stages)
         try:
             for number, stage in enumerate(stages):
-                now, wanted = time.monotonic(), stage.seconds * self.patience
+                now = time.monotonic()
+                wanted = (stage.rehearsal if self.is_rehearsal else stage.seconds) * self.patience
                 # What earlier stages have left over is shared out.
                 share = (self.end - now) * stage.seconds / sum(each.seconds for each in stages[number:])
-                self.stage = stage.name
+                self.stage, left = stage.name, max(0, self.end - now)
                 print(f"{stage.name} ({now - self.began:.0f} s gone, about {wanted:.0f} s)", flush=True)
-                if self.end - now < wanted:
-                    left = max(0, self.end - now)
+                if left < wanted / 2:
                     self.row("the stage", f"needs {wanted:.0f} s, and {left:.0f} s are left", "", "not run")
                     continue
-                self.deadline = now + max(wanted, share)
+                # A rehearsal shows that each stage keeps to its own time.
+                limit = wanted if self.is_rehearsal else min(left, max(wanted, share))
+                self.deadline = now + limit
                 try:
                     stage.work(self)
                 except Exception as error:  # a fault of ours must not take the other stages with it
                     self.row("the stage", f"{type(error).__name__}: {error}", "", "failed")
+                self.end_of_stage(time.monotonic() - now, limit)
         finally:
             for child in self.children:
                 child.end()
             shutil.rmtree(self.folder, ignore_errors=True)
         return int(any(row.verdict == "failed" for row in self.rows))
 
+    def end_of_stage(self, seconds: float, limit: float) -> None:
+        """What was still running at the deadline was ended."""
+        value, verdict = ("in time", "ok") if seconds <= limit else ("more to do than time", "not run")
+        if verdict != "ok" and self.is_rehearsal:
+            verdict = "failed"
+        self.row("the whole stage", value, "", verdict, seconds, limit)
+
     # ---- commands
 
     def probe(self, *words: str, ranks: int = 0, **options) -> Job:
         """One of probes.py, by its name; under torchrun if it has a number of ranks."""
-        start = launcher.command("04_ddp_torchrun", ranks)[0][:-1] if ranks else [sys.executable]
+        start = own_torchrun("--standalone", "--nproc-per-node", ranks) if ranks else [sys.executable]
         given = [f"{name}={value}" for name, value in options.items()]
         # Ranks share GPUs only where there are too few: with one each, NCCL has its own ways.
         environment = self.on_gpus | {"SHARE_GPU": int(ranks > self.gpus)}
-        return Job([*start, HERE / "probes.py", *words, *given], environment, max(1, ranks))
+        return Job([*start, HERE / "probes.py", *words, *given], environment, max(1, ranks), seconds=30)

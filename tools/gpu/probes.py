@@ -160,6 +160,8 @@ def numerics():
             "driver": preflight.driver(),
         },
         "gpus": [module.get_device_name(number) for number in range(workload.gpu_count())],
+        "bf16": torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else None,
+        "free": torch.cuda.mem_get_info()[0] if device.type == "cuda" else None,  # of GPU 0
         "flags": {
             "cudnn.benchmark": backends.cudnn.benchmark,
             "cudnn.deterministic": backends.cudnn.deterministic,
@@ -173,8 +175,10 @@ def numerics():
 
 
 def peers(power=28):
-    """Whether GPU 0 reaches the others' memory directly (P2P), and how many bytes a second a copy moves."""
-    found, source = {}, torch.zeros(2**power, dtype=torch.uint8, device="cuda:0")
+    """Whether GPU 0 reaches the others' memory directly (P2P), how many bytes a second a copy moves, and
+    whether they are there and come back as they were: on some machines, a P2P copy changes them silently."""
+    sent = torch.randint(256, (2**power,), dtype=torch.uint8)
+    found, source = {}, sent.to("cuda:0")
 
     def synchronize():
         torch.cuda.synchronize(0)
@@ -189,7 +193,10 @@ def peers(power=28):
             synchronize()
             seconds.append(time.perf_counter() - begin)
         is_direct = torch.cuda.can_device_access_peer(0, number)
-        found[number] = {"P2P": is_direct, "bytes/s": source.numel() / statistics.median(seconds[2:])}
+        back = torch.zeros_like(source).copy_(target)
+        is_same = torch.equal(target.cpu(), sent) and torch.equal(back.cpu(), sent)
+        speed = source.numel() / statistics.median(seconds[2:])
+        found[number] = {"P2P": is_direct, "bytes/s": speed, "same": is_same}
     return {"peers": found}
 
 
@@ -332,6 +339,9 @@ def gpt(
         "causal": flops - attention / 2,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "bytes": memory,
+        "kinds": kinds,
+        "size": size,
+        "characters": characters,
         "busy": found,
     }
 
@@ -388,7 +398,7 @@ def from_device(images, labels, size, device):
         yield (images[*where, right[:, None, None]].float() - 48) / 64, labels[chosen]
 
 
-def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
+def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24, bf16=1):
     """Lesson 08's model on CIFAR-size images, from a plain loop to the fastest, a change at a time.
 
     Each step keeps what the steps before it have changed:
@@ -402,8 +412,9 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
     compile        torch.compile
     And repeatable: plain with the lessons' flags, so that fp32 has 32 bits and each run the same bytes.
     Or ddp, or fsdp, under torchrun: bf16, with the model in DistributedDataParallel, or sharded by
-    fully_shard, which takes no channels_last. The input comes first: as long as four workers are waited for,
-    nothing behind them can show. A round has so many steps, or as many as fit into a second.
+    fully_shard, which takes no channels_last; with bf16=0, in fp32. The input comes first: as long as four
+    workers are waited for, nothing behind them can show. A round has so many steps, or as many as fit into a
+    second.
     """
     from parts import board, resnet
 
@@ -433,7 +444,7 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
 
     def step(batches):
         batch, targets = next(batches)
-        with torch.autocast(device.type, torch.bfloat16, enabled=has["bf16"]):
+        with torch.autocast(device.type, torch.bfloat16, enabled=has["bf16"] and bool(bf16)):
             loss = cross_entropy(model(batch.to(memory_format=layout)), targets)
         optimize(optimizer, loss)
         if not has["input"]:

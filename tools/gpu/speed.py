@@ -1,21 +1,27 @@
 """The stages of `make gpu` that ask how fast it is, and what limits it; and their picture."""
 
+import math
 import re
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from tools import ink
 from tools.gpu.harness import Check, Job
+from tools.testbed import pretending
 
-# Data sheets, dense, 10**12 operations a second: bf16 with tensor cores, fp32 without.
+# NVIDIA's data sheets and white papers, dense, 10**12 operations a second: bf16 with tensor cores that add up
+# in fp32, and fp32 without tensor cores.
 PEAKS = {
     "H200": (989, 67),
     "H100 80GB HBM3": (989, 67),
     "H100 PCIe": (756, 51),
     "A100": (312, 19.5),
     "L40S": (362, 91.6),
+    "L4": (121, 30.3),
+    "A10": (125, 31.2),
+    "RTX 5090": (209.5, 104.8),
+    "RTX 4090": (165.2, 82.6),
+    "RTX 3090": (71, 35.6),
 }
 STEPS = {
     "repeatable": "a plain loop in fp32 that writes the same bytes each time, as the lessons do",
@@ -37,6 +43,7 @@ GPTS = {
     "gpt, cuDNN's attention": {"kinds": ["compiled", "fused", "cudnn"], "size": 32, "steps": 5},
     "gpt, 50,304 words": {"kinds": ["compiled", "fused"], "size": 16, "characters": 50304},
 }
+IN_BF16 = tuple(STEPS)[3:]
 SMALL_LOOP = {"width": 4, "images": 32, "size": 8, "rounds": 1, "steps": 2}
 SMALL_GPT = {"hidden": 32, "layers": 1, "heads": 2, "length": 16, "size": 2, "steps": 1, "rounds": 1}
 
@@ -45,7 +52,7 @@ def share_of_peak(check: Check, operations: float, is_fp32: bool = False) -> str
     """Of what the data sheet promises for this kind of numbers."""
     gpu = (check.facts.get("gpus") or [""])[0]
     for name, peaks in PEAKS.items():
-        if re.search(rf"\b{name}\b", gpu):
+        if re.search(rf"\b{name}\b(?! (?:Ti|D|Laptop))", gpu):  # these have other peaks
             share = operations / (peaks[is_fp32] * 1e12)
             return f"{share:.1%} of the {'fp32' if is_fp32 else 'bf16'} peak"
     return "an unknown share of the peak"
@@ -60,36 +67,59 @@ def limits(busy: dict[str, float]) -> str:
 
 
 def loop(check: Check, step: str, **options) -> Job:
-    return check.probe("loop", step, **(SMALL_LOOP if check.is_rehearsal else {}) | options)
-
-
-def gpt(check: Check, kinds: tuple = (), **options) -> Job:
-    job = check.probe("gpt", *kinds, **options, **(SMALL_GPT if check.is_rehearsal else {}))
-    job.ranks = {8: 2, 16: 3}.get(options.get("size", 8), 6)  # all that prepare at once must fit into 80 GB
+    job = check.probe("loop", step, **(SMALL_LOOP if check.is_rehearsal else {}) | options)
+    job.memory = 0 if check.is_rehearsal else 8e9  # 7.3 in fp32, on an H100, and CUDA's context
     return job
 
 
-def needs(size: int = 8, **options) -> float:
-    """Bytes of the GPU's memory, about: of 607 million parameters with AdamW, and of these texts."""
-    return (10 + 1.2 * size) * 1e9
+def gpt(check: Check, kinds: tuple = (), **options) -> Job:
+    job = check.probe("gpt", *kinds, **options | (SMALL_GPT if check.is_rehearsal else {}))
+    job.memory = 0 if check.is_rehearsal else needs(**options)
+    job.seconds = 70  # compiling takes over 40 of these
+    return job
+
+
+def needs(size: int = 8, characters: int = 64, **options) -> float:
+    """Bytes of the GPU's memory, about: of 607 million parameters with AdamW, and of these texts; and of the
+    words, whose scores are kept in 16 bits and in 32, with a gradient each."""
+    return (10 + 1.2 * size) * 1e9 + characters * (2 * 16 * 2048 + 12 * size * 1024)
 
 
 def spread(rounds: list[float]) -> str:
     return f"{min(rounds):,.0f} to {max(rounds):,.0f} in {len(rounds)} rounds"
 
 
+def title(name: str) -> str:
+    """Of its row."""
+    return f"ResNet-18, {STEPS[name]}" if name in STEPS else f"a large {name}"
+
+
+def lacks(check: Check, name: str, job: Job) -> str:
+    """Why it cannot be measured here, or an empty string."""
+    is_compiled = name == "compile" or "compiled" in GPTS.get(name, {}).get("kinds", ())
+    if job.memory > check.room:
+        return f"needs {job.memory / 1e9:.0f} GB, and {check.room / 1e9:.0f} are free"
+    if name not in set(STEPS) - set(IN_BF16) and check.facts.get("bf16") is False:
+        return "this GPU has no bf16"
+    return pretending.no_compiler() if is_compiled else ""
+
+
 def alone(check: Check) -> None:
-    """All prepare at once, which is most of their time, and have turns to be measured: see probes.py."""
+    """All prepare at once, which is most of their time, and have turns to be measured: see probes.py. What no
+    GPU has shown yet comes first."""
+    jobs = {step: loop(check, step) for step in STEPS} | {
+        name: gpt(check, **options) for name, options in GPTS.items()
+    }
     if check.is_rehearsal:  # on two cores, compiling takes longer than all the rest
-        jobs = {step: loop(check, step) for step in STEPS if step != "compile"} | {"gpt": gpt(check)}
-    else:
-        jobs = {step: loop(check, step) for step in STEPS}
-        room = torch.cuda.get_device_properties(0).total_memory
-        fitting = {name: options for name, options in GPTS.items() if needs(**options) < room}
-        jobs |= {name: gpt(check, **options) for name, options in fitting.items()}
-        for name in GPTS.keys() - fitting.keys():
-            check.row(f"a large {name}", f"needs {needs(**GPTS[name]) / 1e9:.0f} GB", "", "not run")
-    found = check.run(jobs)
+        jobs = {name: job for name, job in jobs.items() if name == "gpt" or name in STEPS}
+        del jobs["compile"]
+    for name in list(jobs):
+        if check.is_left_out(title(name)):
+            del jobs[name]
+        elif reason := lacks(check, name, jobs[name]):
+            check.row(title(name), reason, "", "not run")
+            del jobs[name]
+    jobs = dict(sorted(jobs.items(), key=lambda each: title(each[0]) in check.before))
 
     def step_of_resnet(child, name):
         said = check.facts.setdefault("ladder", {})[name] = child.said()
@@ -107,19 +137,19 @@ def alone(check: Check) -> None:
             speed += f" ({share_of_peak(check, said['causal'] / said['seconds'])} if attention is causal)"
         return f"{speed}; {limits(said['busy'])}"
 
-    for name in [*STEPS, *GPTS]:
-        if name in found:
-            title, look = f"a large {name}", large_gpt
-            if name in STEPS:
-                title, look = f"ResNet-18, {STEPS[name]}", step_of_resnet
-            check.judge(title, [found[name]], partial(look, name=name))
+    def row(name, child):
+        look = step_of_resnet if name in STEPS else large_gpt
+        check.judge(title(name), [child], partial(look, name=name))
+
+    check.run(jobs, row)
 
 
 def memory(check: Check) -> None:
     counts = (1, 2) if check.is_rehearsal else (1, 2, 4)
     width = {"width": 128, "layers": 4} if check.is_rehearsal else {"width": 2048}
-    times = {"times": 2} if check.is_rehearsal else {}
+    times = {"times": 2, "largest": 20} if check.is_rehearsal else {}
     (child,) = check.run({"all-reduce": check.probe("sizes", ranks=2, **times)}).values()
+    how = {0: " on the CPU", 1: " that share a GPU"}.get(check.gpus, ", a GPU each")
 
     def sizes(child):
         found = {int(size): seconds for size, seconds in child.said()["seconds"].items()}
@@ -127,12 +157,20 @@ def memory(check: Check) -> None:
         shown = (min(found), 2**20, max(found))
         return ", ".join(f"{size // 2**10:,} KiB {1e6 * found[size]:,.0f} us" for size in shown)
 
-    check.judge("all-reduce on 2 ranks", [child], sizes)
-    asked = [(kind, ranks) for kind in ("ddp", "fsdp") for ranks in counts]
-    found = check.run({each: check.probe("memory", each[0], ranks=each[1], **width) for each in asked})
-    for (kind, ranks), child in found.items():
+    check.judge(f"all-reduce on 2 ranks{how}", [child], sizes)
+    jobs = {
+        (kind, ranks): check.probe("memory", kind, ranks=ranks, **width)
+        for kind in ("ddp", "fsdp")
+        for ranks in counts
+        if not check.is_left_out(f"peak memory of a rank, {kind} on {ranks}")
+    }
+    for (_, ranks), job in jobs.items():  # 1.7 GB on an H100, and CUDA's context
+        job.memory = 0 if check.is_rehearsal else 2.5e9 * math.ceil(ranks / max(1, check.gpus))
 
-        def held(child, kind=kind, ranks=ranks):
+    def row(name, child):
+        kind, ranks = name
+
+        def held(child):
             said = child.said()
             if not said["bytes"]:
                 return "it ran; nothing counts memory here"
@@ -142,11 +180,13 @@ def memory(check: Check) -> None:
 
         check.judge(f"peak memory of a rank, {kind} on {ranks}", [child], held)
 
+    found = check.run(jobs, row)
+
     def falls(ddp, fsdp):
         share = fsdp.said()["bytes"] / ddp.said()["bytes"]
         return f"{share:.2f} of DDP's", share < 0.6  # a rank of 4 holds a quarter, and a layer or two
 
-    if not check.is_rehearsal:
+    if not check.is_rehearsal and {("ddp", counts[-1]), ("fsdp", counts[-1])} <= jobs.keys():
         both = [found[kind, counts[-1]] for kind in ("ddp", "fsdp")]
         check.judge(f"fsdp against ddp on {counts[-1]}", both, falls, "less than 0.6")
 
@@ -158,13 +198,16 @@ def several_gpus(check: Check) -> None:
     (child,) = check.run({"peers": check.probe("peers", power=20 if check.is_rehearsal else 28)}).values()
 
     def peers(child):
-        found = child.said()["peers"].items()
-        return ", ".join(
+        found = check.facts["peers"] = child.said()["peers"]
+        wrong = "the bytes that arrive are not those that were sent (try NCCL_P2P_DISABLE=1)"
+        shown = ", ".join(
             f"GPU {number} {each['bytes/s'] / 1e9:.0f} GB/s{', through the host' * (not each['P2P'])}"
-            for number, each in found
+            f"{(', ' + wrong) * (not each['same'])}"
+            for number, each in found.items()
         )
+        return shown, all(each["same"] for each in found.values())
 
-    check.judge("P2P from GPU 0", [child], peers)
+    check.judge("P2P from GPU 0 and back", [child], peers, "the same bytes")
     size = 16 if check.is_rehearsal else 1024
     most = max(n for n in (2, 4, 8) if n <= check.gpus)
     weak = f"{size} images on each"
@@ -173,8 +216,11 @@ def several_gpus(check: Check) -> None:
     runs += [("ddp", most, size // most, f"{size} images together"), ("fsdp", most, size, weak)]
     runs += [("ddp", ranks, size, weak) for ranks in (2, 4) if ranks < most]
     runs += [("ddp", ranks, size // ranks, f"{size} images together") for ranks in (2, 4) if ranks < most]
+    if not any(each["P2P"] for each in check.facts.get("peers", {1: {"P2P": True}}).values()):
+        runs = [run for run in runs if run[-1] != "without P2P"]  # as all the others are
+    has_bf16 = check.facts.get("bf16") is not False
     for kind, ranks, each, how in runs:
-        job = loop(check, kind, ranks=ranks, size=each)
+        job = loop(check, kind, ranks=ranks, size=each, bf16=int(has_bf16))
         if how == "without P2P":  # NVLS, where there is a switch, would be another way over NVLink
             job.environment |= {"NCCL_P2P_DISABLE": 1, "NCCL_NVLS_ENABLE": 0}
         name = f"{kind} on {ranks}, {how}"
@@ -187,7 +233,7 @@ def several_gpus(check: Check) -> None:
                 shown += f", {said['images/s'] / one['images/s'] / ranks:.2f} of ideal"
             return f"{shown}; {limits(said['busy'])}"
 
-        check.judge(f"ResNet-18 in bf16, {name}", [child], look)
+        check.judge(f"ResNet-18 in {'bf16' if has_bf16 else 'fp32'}, {name}", [child], look)
     return None
 
 

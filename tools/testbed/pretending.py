@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 
@@ -31,9 +32,24 @@ def missing(gpus=1):
 
     if torch.version.cuda:
         return f"needs {gpus} GPUs" if real() < gpus else ""
-    if sys.platform != "linux" or not shutil.which("g++") or not torch.__version__.startswith(TORCH):
-        return f"needs Linux, g++ and torch {TORCH} to pretend GPUs"
+    is_all = sys.platform == "linux" and shutil.which("g++") and has_header()
+    if not (is_all and torch.__version__.startswith(TORCH)):
+        return f"needs Linux, g++, Python.h and torch {TORCH} to pretend GPUs"
     return ""
+
+
+def has_header():
+    """On Debian, python3-dev installs it."""
+    return Path(sysconfig.get_paths()["include"], "Python.h").exists()
+
+
+def no_compiler():
+    """Why torch.compile cannot work on a GPU here, or an empty string: Triton compiles C for Python."""
+    if not find_spec("triton"):
+        return "no compiler: torch.compile needs triton"
+    if not any(map(shutil.which, [os.environ.get("CC", "gcc"), "clang"])):
+        return "no compiler: torch.compile needs gcc or clang"
+    return "" if has_header() else "no compiler: torch.compile needs Python.h (python3-dev)"
 
 
 def library():

@@ -1,8 +1,8 @@
 """Pipeline schedules: who works when, how long the others wait, and what they hold meanwhile.
 
 GPipe and 1F1B are worked out here, and a test compares them with those of exercise 10; the idle share is
-lesson 10's. The interleaved and the zero-bubble schedule are torch's own: tools/site/orders.py writes them into
-a file.
+lesson 10's. The interleaved and the zero-bubble schedule are torch's own: tools/site/orders.py writes them
+into a file.
 """
 
 import json
@@ -77,8 +77,8 @@ def orders(schedule, processes, microbatches):
 
 
 def order(stage, most, microbatches):
-    """A stage that may hold this many micro-batches: it does a backward whenever it holds them, or has done all
-    its forwards. A stage that may hold all of them has GPipe's order."""
+    """A stage that may hold this many micro-batches: it does a backward whenever it holds them, or has done
+    all its forwards. A stage that may hold all of them has GPipe's order."""
     actions, forwards = [], 0
     for backwards in range(microbatches):
         while forwards < min(microbatches, backwards + most):
