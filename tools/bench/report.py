@@ -132,11 +132,12 @@ def waiting(result):
             lines[-1] += [middle(times, 1000, 2), reach(times, 1000, 2)]
     times = {kind: statistics.median(found["anywhere"][f"{kind}, seconds"]) * 1000 for kind in kinds}
     share = times["alone"] / times["overlap"]
+    bound = ratio(found["bound"]["alone, seconds"], found["bound"]["overlap, seconds"])
     return f"""**Where the rest goes.** Several kinds of steps take turns in the same two processes, with lesson 04's model and 60 images for each process. A barrier before each step makes both processes begin together; the clock starts after it. On the right, each process is bound to its own core.
 
 {table(["milliseconds of a step", "any core", "range", "own core", "range"], lines)}
 
-A step without communication takes {times["alone"]:.2f} ms, which is {share:.0%} of a DDP step: no way of sending can be faster than that. Waiting for the other process costs {times["wait"] - times["alone"]:.2f} ms, even if only one number is sent; sending {round(found["anywhere"]["bytes"][0] / 1000)} KB instead of it costs {times["after"] - times["wait"]:.2f} ms more. All gradients fit into one bucket, so DDP can send only when backward is almost over, and there is nothing to overlap."""
+A step without communication takes {times["alone"]:.2f} ms, which is {share:.0%} of a DDP step ({bound:.0%} with a core for each process). This is the most that DDP could reach if communication cost nothing. Waiting for the other process costs {times["wait"] - times["alone"]:.2f} ms, even if only one number is sent; sending {round(found["anywhere"]["bytes"][0] / 1000)} KB instead of it costs {times["after"] - times["wait"]:.2f} ms more. All gradients fit into one bucket, so DDP can send only when backward is almost over, and there is nothing to overlap."""
 
 
 def overlap(result):
