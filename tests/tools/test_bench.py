@@ -1,6 +1,8 @@
 """The bench measures what it says, and its page says what the bench measured."""
 
 import json
+import re
+import statistics
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ NAMED = report.named_file()
 # ---- what is said is what was measured ----------------------------------------------------------
 
 
-def test_the_page_and_the_pictures_show_what_the_file_that_the_page_names_holds(tmp_path, monkeypatch):
+def test_the_page_and_the_picture_show_what_the_file_that_the_page_names_holds(tmp_path, monkeypatch):
     """They are what --readme writes from it, and nothing else on the page changes."""
     right, page = report.PAGE.read_text(), tmp_path / "README.md"
     page.write_text(right.replace(report.marks().search(right).group(2), "old"))
@@ -26,9 +28,19 @@ def test_the_page_and_the_pictures_show_what_the_file_that_the_page_names_holds(
     monkeypatch.setattr(sys, "argv", ["bench", "--readme", str(NAMED)])
     bench.main()
     assert page.read_text() == right, f"make bench ARGUMENTS='--readme {NAMED}'"
-    for name in ("bench.svg", "scaling.svg"):
-        picture = (ROOT / "lessons/pictures" / name).read_text()
-        assert (tmp_path / name).read_text() == picture and "<svg" in picture
+    picture = (ROOT / "lessons/pictures/bench.svg").read_text()
+    assert (tmp_path / "bench.svg").read_text() == picture and "<svg" in picture
+
+
+def test_the_older_tables_of_scaling_are_those_of_their_file():
+    name, said = re.search(
+        r"(?s)<!-- scaling (\S+) -->\n(.*?)\n<!-- end -->", report.PAGE.read_text()
+    ).groups()
+    result = json.loads((bench.RESULTS / "scaling" / name).read_text())
+    assert result["date"] in said and "on another machine, and without ranges" in said
+    speeds = [statistics.median(row["together"]) for row in result["rows"]]
+    shown = set(re.findall(r"(?m)^\| (?:the lessons'|a wide) model \| +\d \| +([\d,]+) ", said))
+    assert shown == {f"{speed:,.0f}" for speed in speeds} and len(shown) == 10
 
 
 def leaves(found, name=()):

@@ -1,8 +1,8 @@
 """Measure this machine: `make bench`. Ends with a comparison with the machine of the page, and a dated file.
 
-    python -m tools.bench.bench                          the sections that most readers want, about 9 minutes
+    python -m tools.bench.bench                          the usual sections, in about 9 minutes
     python -m tools.bench.bench --only all-reduce        some sections: --only "two processes" overlap
-    python -m tools.bench.bench --all                    every section of the page, 20 minutes
+    python -m tools.bench.bench --all                    every section, in about 25 minutes
     python -m tools.bench.bench --readme tools/bench/results/FILE.json    write README.md from a file
 
 All measurements take turns, so a noisy moment affects all of them alike. Each number is the median of the
@@ -127,7 +127,7 @@ def parse(documentation, results, **options):
     """The command line that `make bench` and slow_links.py share."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=documentation, formatter_class=formatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (%(default)s; our page has 5)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the pictures (out)")
     parser.add_argument("--results", type=Path, default=results, help="folder of the dated file")
     for name, option in options.items():

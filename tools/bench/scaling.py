@@ -17,7 +17,7 @@ NAMES = {"small": "the lessons' model", "wide": "a wide model"}
 ROWS = [(model, n, size) for model in NAMES for n in COUNTS for size in dict.fromkeys((BATCH, BATCH * n))]
 OPTIONS = {
     "small": ("--epochs", 2),
-    "wide": ("--width", 96, "--epochs", 2, "--train-size", 1920, "--test-size", 60),
+    "wide": ("--width", 96, "--epochs", 2, "--train-size", 960, "--test-size", 60),
 }
 
 
