@@ -181,7 +181,7 @@ WAYS = {
 
 
 def reduce(result):
-    text = """## An all-reduce, and what makes a ring as fast as gloo's
+    text = """## What makes a ring as fast as gloo's
 
 In a ring, each process sends only to its neighbour. In the picture below, each column is a process, and each chunk has a different colour. After each process has sent six small messages, all processes hold the sum (Σ).
 
