@@ -21,7 +21,7 @@ import workload
 from parts.snapshot import Snapshots
 
 
-@workload.let_the_first_speak
+@workload.print_first_error
 def train(rank, world_size, device, arguments):
     if not arguments.own_disks:
         check_shared(arguments.out, rank, device)
@@ -146,4 +146,4 @@ if __name__ == "__main__":
     dist.init_process_group(backend, timeout=timeout)
     stopped = train(rank, world_size, device, arguments)
     dist.destroy_process_group()
-    workload.leave(stopped)
+    workload.exit_with_status(stopped)

@@ -25,7 +25,7 @@ from parts.board import Board
 from parts.snapshot import Snapshots
 
 
-@workload.let_the_first_speak
+@workload.print_first_error
 def train(rank, world_size, device, arguments):
     if not arguments.own_disks:
         check_shared(arguments.out, rank, device)
@@ -174,4 +174,4 @@ if __name__ == "__main__":
     dist.init_process_group(backend, timeout=timeout)
     stopped = train(rank, world_size, device, arguments)
     dist.destroy_process_group()
-    workload.leave(stopped)
+    workload.exit_with_status(stopped)

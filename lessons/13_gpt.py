@@ -35,7 +35,7 @@ from parts.transformer import Transformer
 HEADS = 4
 
 
-@workload.let_the_first_speak
+@workload.print_first_error
 def train(rank, mesh, device, arguments):
     # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)

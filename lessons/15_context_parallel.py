@@ -31,7 +31,7 @@ from parts.transformer import Transformer
 HEADS = 4
 
 
-@workload.let_the_first_speak
+@workload.print_first_error
 def train(rank, mesh, device, arguments):
     # Each process cuts its shards from its own weights, so all need the same seed.
     workload.set_seed(arguments.seed)

@@ -15,7 +15,8 @@ memory at the same time.
 
 As in real training, the model may contain batch norm and dropout. It is in training mode and must stay in it.
 Batch norm normalizes each part by the part's own mean and variance, so the step differs from the step for the
-whole batch. It must still use the gradients of the mean loss over all images, as computed part by part.
+whole batch. In that case, compute the loss of each image in the forward pass of its part, and use the
+gradients of the mean of these losses over all images.
 Dropout must draw a new mask in each forward pass, so do not set a random seed. Some parameters may be frozen,
 or not used by the model: they get no gradient, and a step leaves them as they are. The optimizer may be any
 optimizer of `torch.optim` except LBFGS, whose `step()` needs a function that computes the loss.

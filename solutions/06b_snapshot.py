@@ -189,8 +189,8 @@ def load_together(folder, job):
     None on all ranks.
 
     All ranks call this. Only rank 0 looks into its folder, and it sends what it finds to all ranks. The other
-    ranks must not look into theirs: on another machine, the folder with this name may contain other files or
-    not exist at all, and the run would be useless if ranks continued from different steps. The number of
+    ranks must not look for a snapshot: on another machine, a folder with this name may contain other files or
+    not exist at all. If ranks continued from different steps, the run would be useless. The number of
     processes is the same as when the snapshot was saved.
     """
     # cut 06b.4: all ranks take what rank 0 finds

@@ -89,9 +89,9 @@ def positions(length, rank, world_size):
 def meetings(rank, owner):
     """Return which half of the queries on rank `rank` needs which half of the keys from rank `owner`.
 
-    The result is a sorted list of pairs (half of the queries, half of the keys). A half is 0 for the early
-    chunk and 1 for the late chunk. Leave out a pair in which all keys are later than all queries, because no
-    query attends to a later key. The result does not depend on the number of processes.
+    The result is a sorted list of pairs (half of the queries, half of the keys). Write 0 for the
+    early chunk and 1 for the late chunk. Leave out a pair in which all keys are later than all queries,
+    because no query attends to a later key. The result does not depend on the number of processes.
     """
     # cut 15.1: the halves that meet
     pairs = [(0, 0), (1, 0), (1, 1)]
@@ -107,10 +107,10 @@ def meetings(rank, owner):
 def attend(query, key, value, query_positions, key_positions):
     """Attention over some of the keys. Return (output, log_sum_exp).
 
-    `query_positions` and `key_positions` are tensors of one dimension, in any order. The number of keys may
-    differ from the number of queries, and some queries may attend to none of these keys. The function is
-    never called without any keys: a caller without keys already knows the result, the zeros and -inf
-    described above.
+    `query_positions` and `key_positions` are 1-D tensors, and the positions may be in any order. The number
+    of keys may differ from the number of queries, and some queries may attend to none of these keys. The
+    function is never called without any keys: a caller without keys already knows the result, the zeros and
+    -inf described above.
     """
     # cut 15.2: attention over some of the keys
     key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))

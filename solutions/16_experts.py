@@ -79,10 +79,9 @@ def balancing_loss(logits, chosen):
     the softmax at this expert over all tokens of all processes. There is at least one token in total. For a
     process's part, use only the scores of its own tokens, but still divide by the number of all tokens.
     `chosen` contains the numbers of the experts that this process's tokens have chosen, whether the choice
-    was dropped or not: a tensor of one dimension, with top_k numbers for each token, in any order. The load
-    has no gradient, but the scores do. Note that dividing integer tensors gives float32, which has too few
-    digits if `logits` is float64. Send only counts. However many tokens there are, send the same number of
-    counts.
+    was dropped or not: a 1-D tensor, with top_k numbers for each token, in any order. The load has no
+    gradient, but the scores do. Note that dividing integer tensors gives float32, which has too few digits if
+    `logits` is float64. Send only counts. However many tokens there are, send the same number of counts.
     """
     # cut 16.2: the balancing loss
     number = logits.shape[1]

@@ -17,7 +17,8 @@ from tools.lessons import ROOT
 FILES = subprocess.check_output(["git", "ls-files", "*.py"], cwd=ROOT, text=True).splitlines()
 NOTEBOOKS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").glob("*.ipynb"))
 # The path as pyproject.toml has it, and what graders and the processes of notebooks add.
-ROOTS = ("", "lessons", "notebooks", "tests/exercises", "tests/exercises/sandbox", "notebooks/show/inside")
+SCRIPTS = "notebooks/show/rank_scripts"
+ROOTS = ("", "lessons", "notebooks", "tests/exercises", "tests/exercises/sandbox", SCRIPTS)
 
 
 def installed_modules():
@@ -116,11 +117,11 @@ MAY = {
     "tests/exercises": ("tests/exercises",),  # Gradescope gets this folder alone
 }
 EXCEPTIONS = {
-    ("notebooks/show/fewer_bytes.py", "tools/bench/slow_links.py"),  # 07a shows what it has measured
+    ("notebooks/show/s07a_fewer_bytes.py", "tools/bench/slow_links.py"),  # 07a shows what it has measured
     ("tools/diffs.py", "notebooks/show/sentences.py"),  # it writes diffs into notebooks: their sentences
     ("tools/diffs.py", "notebooks/show/text.py"),  # and their form
     ("tools/pictures.py", "notebooks/show/pictures.py"),  # the README shows the ring of notebook 03a:
-    ("tools/pictures.py", "notebooks/show/rings.py"),  # the two pictures are one
+    ("tools/pictures.py", "notebooks/show/s03a_rings.py"),  # the two pictures are one
 }
 
 
@@ -143,7 +144,7 @@ def test_arrows_run_from_tests_to_tools_to_lessons():
 # Who edits sys.path, and for what. Scripts in folders of lessons do it to find what all lessons share.
 EDITS = {
     "notebooks/show/__init__.py": "lessons, for the cells of notebooks",
-    "notebooks/show/fewer_bytes.py": "tools: see EXCEPTIONS",
+    "notebooks/show/s07a_fewer_bytes.py": "tools: see EXCEPTIONS",
     "notebooks/10_pipeline.ipynb": "a file that a cell has written",
     "notebooks/10a_stale_weights.ipynb": "a file that a cell has written",
     "tests/exercises/grader/__init__.py": "the sandbox, which a submission's process imports",

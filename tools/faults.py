@@ -20,7 +20,7 @@ CONF = {
 JOIN_TIMEOUT = 6  # for the host that never comes
 WAITS = {
     "TIME_LIMIT": TIME_LIMIT,
-    "LATER": 5,  # seconds that a process waits before it prints that another one is gone: let_the_first_speak
+    "LATER": 5,  # seconds that a process waits before it prints that another one is gone: print_first_error
     "STOPPING": 30,  # seconds that a launcher gives its processes to end
     "STARTING": 45,  # seconds in which a busy machine starts a few processes, or notices that one has ended
     "JOIN_TIMEOUT": JOIN_TIMEOUT,

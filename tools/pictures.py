@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import workload
-from show import rings
+from show import s03a_rings as rings
 from show.pictures import STYLE
 from tools import hero, ink, launcher, links, notebooks, speeds
 from tools.bench import rows

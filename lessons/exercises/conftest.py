@@ -1,4 +1,5 @@
-"""`pytest lessons/exercises` would find no test here. This says where the checks are."""
+"""The checks of the exercises are not in this folder. `pytest lessons/exercises` fails with a message that
+says where they are."""
 
 from pathlib import Path
 

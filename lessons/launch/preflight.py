@@ -190,7 +190,7 @@ def describe_data(folder: Path | None) -> str | None:
     )
 
 
-def look(device: torch.device, options: argparse.Namespace) -> dict:
+def examine(device: torch.device, options: argparse.Namespace) -> dict:
     """The versions, memory, addresses and files of this rank."""
     found = interfaces()
     is_gpu = device.type == "cuda"
@@ -540,7 +540,7 @@ def main() -> bool:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     store = connect_store(rank, world_size, 3 * options.seconds)
-    seen = gather(store, "seen", rank, world_size, look(device, options), 3 * options.seconds)
+    seen = gather(store, "seen", rank, world_size, examine(device, options), 3 * options.seconds)
     share_gpus(rank, seen)
     backend = dist.get_default_backend_for_device(device)
     hosts = len(by_value(seen, "host"))

@@ -49,7 +49,7 @@ def temperature(text):
 
 
 def load(arguments, device="cpu"):
-    """Return all characters, and the training and test sequences on the device, like workload.load_images."""
+    """Return all characters, the training set and the test set. Both sets are on the device."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
     text = Path(__file__).with_suffix(".txt").read_text()

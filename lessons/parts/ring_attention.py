@@ -48,8 +48,9 @@ class RingAttention(torch.autograd.Function):
         query, key, value, result, log_sum = ctx.saved_tensors
         own = torch.stack([key, value])
         query_grad, grads = torch.zeros_like(query), torch.zeros_like(own)
-        # The weights of a softmax add up to 1, so the weighted mean of their gradients
-        # is subtracted.
+        # The weights of a softmax add up to 1, so a larger score raises its own weight and
+        # lowers all others. To account for this, the backward pass below subtracts `taken`:
+        # the mean of the gradients of all weights, weighted by the weights themselves.
         taken = (result_grad * result).sum(dim=-1, keepdim=True)
         for owner, held in around_the_ring(own, ctx.group):
             for mine, theirs, masked in blocks(query, owner, ctx.group, ctx.order):

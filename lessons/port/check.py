@@ -230,7 +230,7 @@ class Run:
             if state != last or sum(running.values()) > used + 0.1 or not running:
                 last, used, moved = state, sum(running.values()), now
             if now - moved > QUIET or now - begin > limit:
-                stacks = self.look(running)
+                stacks = self.read_stacks(running)
                 hangs = bool(stacks) and all(is_inside for _, is_inside in stacks.values())
                 if hangs or now - moved > PATIENCE or now - begin > limit:
                     self.waiting = {rank: line for rank, (line, _) in stacks.items()}
@@ -238,7 +238,7 @@ class Run:
                     return False
         return True
 
-    def look(self, running):
+    def read_stacks(self, running):
         """For each rank that runs: the line of the script in which it is, and whether it is inside torch."""
         ranks = {path: map(int, path.stem.split(".")) for path in self.seen.glob("*.stack")}
         ranks = {

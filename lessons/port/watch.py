@@ -76,12 +76,12 @@ def begin(folder):
         replace(dist, name, look_at_collective)
 
 
-def replace(owner, name, look):
-    """Replace a function by `look`, which gets the function as its first argument and calls it."""
+def replace(owner, name, wrapper):
+    """Replace a function by `wrapper`, which gets the function as its first argument and calls it."""
     function = getattr(owner, name)
 
     def call(*args, **kwargs):
-        return look(function, *args, **kwargs)
+        return wrapper(function, *args, **kwargs)
 
     setattr(owner, name, call)
 
@@ -257,12 +257,12 @@ def look_at_save(function, content, f, *args, **kwargs):
 
 
 def look_at_closure(function, optimizer, closure):
-    def look():
+    def noted_closure():
         loss = closure()
         write("closure", loss=float(loss))
         return loss
 
-    return function(optimizer, look)
+    return function(optimizer, noted_closure)
 
 
 def look_at_plateau(function, scheduler, metrics, *args, **kwargs):

@@ -30,7 +30,7 @@ from parts.snapshot import Snapshots
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@workload.let_the_first_speak
+@workload.print_first_error
 def train(rank, world_size, device, arguments):
     check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
@@ -201,4 +201,4 @@ if __name__ == "__main__":
     dist.init_process_group(backend, timeout=timeout)
     stopped = train(rank, world_size, device, arguments)
     dist.destroy_process_group()
-    workload.leave(stopped)
+    workload.exit_with_status(stopped)

@@ -116,7 +116,7 @@ def contrast_alone(model, rows):
 def contrast_without_gradient(model, rows):
     mine, copies = model(torch.stack([rows, rows + 0.1]))
     gathered = [torch.empty_like(copies) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, copies)  # the results do not belong to autograd's graph
+    dist.all_gather(gathered, copies)  # autograd does not track this call
     return contrast(mine, torch.cat(gathered), dist.get_rank() * len(rows))
 
 

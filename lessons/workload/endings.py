@@ -55,7 +55,7 @@ def end_with_parent():
     threading.Thread(target=watch, daemon=True).start()
 
 
-def leave(stopped):
+def exit_with_status(stopped):
     """End this process, with status 75 for the scheduler if it was told to stop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun sends SIGTERM when another process has ended with 75
     if not stopped:
@@ -108,7 +108,7 @@ def crash_once(now):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def let_the_first_speak(function):
+def print_first_error(function):
     """Print the error of this process and record it for torchrun's report. If this
     process fails only because another process is gone, let the other process print
     its error first.
@@ -127,11 +127,11 @@ def let_the_first_speak(function):
             raise
 
     @functools.wraps(function)
-    def speak(*arguments):
+    def print_error(*arguments):
         try:
             return record(wait_for_the_first)(*arguments)
         except Exception:
             traceback.print_exc()
             os._exit(1)  # otherwise the process group could abort with its own error
 
-    return speak
+    return print_error

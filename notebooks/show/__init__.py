@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from IPython import get_ipython
 from IPython.utils.io import capture_output
 
-from show.folders import INSIDE, LESSONS, ROOT
+from show.folders import LESSONS, RANK_SCRIPTS, ROOT
 from show.pictures import (
     BLUE,
     DARK,
@@ -42,7 +42,7 @@ from show.processes import Running, folded, launch, plain, ranks, run
 from show.text import Diff, Table, diff, source, table, variant
 
 # So that a notebook can import workload, and what its processes import.
-sys.path[:0] = [str(LESSONS), str(INSIDE)]
+sys.path[:0] = [str(LESSONS), str(RANK_SCRIPTS)]
 
 
 def start(name):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = ROOT / "lessons"
-INSIDE = ROOT / "notebooks/show/inside"  # what scripts import that show.ranks starts
+RANK_SCRIPTS = ROOT / "notebooks/show/rank_scripts"  # what scripts import that show.ranks starts
 
 
 def python_path(*folders):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from show.folders import INSIDE, LESSONS, ROOT, python_path
+from show.folders import LESSONS, RANK_SCRIPTS, ROOT, python_path
 
 
 class Running:
@@ -145,7 +145,7 @@ def ranks(script, world_size, limit=60, environment=None, quiet=False):
     for rank in range(world_size):
         names = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "STORE": folder / "store"}
         names |= {"RESULT": folder / f"{rank}.json", "OMP_NUM_THREADS": 1}
-        names |= {"PYTHONPATH": python_path(LESSONS, INSIDE)} | (environment or {})
+        names |= {"PYTHONPATH": python_path(LESSONS, RANK_SCRIPTS)} | (environment or {})
         names = {name: str(value) for name, value in names.items()}
         words = [sys.executable, str(script)]
         running.append(Running(words, names, f"rank {rank} | ", folder / f"{rank}.json"))

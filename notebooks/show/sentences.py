@@ -98,9 +98,9 @@ SENTENCES = {
     "06b_preemption": {
         "06b_preemption.py --snapshot-every": "The command, and what you will see.",
         "import timedelta": "`timedelta` is needed for the time limit.",
-        "import record": "`let_the_first_speak` includes `record`.",
-        "let_the_first_speak": "When one process dies, the other processes fail too. "
-        "`let_the_first_speak` makes them wait before they print.",
+        "import record": "`print_first_error` includes `record`.",
+        "print_first_error": "When one process dies, the other processes fail too. "
+        "`print_first_error` makes them wait before they print.",
         "snapshots = Snapshots": "`Snapshots` locks the folder, stores the settings of the run in each "
         "snapshot, and sets `told_to_stop` when a signal arrives.",
         "+ shared=not": "With `--own-disks`, each machine keeps the snapshots on its own disk.",
@@ -114,7 +114,7 @@ SENTENCES = {
         "stop.",
         "end_with_parent": "If the torchrun launcher is killed, its processes end too.",
         "--time-limit": "`--time-limit` sets how long a process waits for a process that hangs.",
-        "stopped = train": "If the run was told to stop, `leave` ends the process with status 75.",
+        "stopped = train": "If the run was told to stop, `exit_with_status` ends the process with status 75.",
     },
     "07_mixed_precision": {
         "grown from lesson 04": "The name of the lesson and its command.",
@@ -280,7 +280,7 @@ SENTENCES = {
         "collectives, because the notebook counts them.",
         "loss_parallel,": "PyTorch has a loss for sharded scores.",
         "from parts import limericks": "The text and the snapshots are in files of their own.",
-        "let_the_first_speak": "If one process fails, the others fail too, because they wait for it. "
+        "print_first_error": "If one process fails, the others fail too, because they wait for it. "
         "You see only the first error.",
         "limericks.load": "`limericks.load` returns the texts and the list of all characters in them.",
         "snapshots.load_newest": "All processes test on all texts.",

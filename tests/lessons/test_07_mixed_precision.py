@@ -148,7 +148,7 @@ COUNT_STEPS = ((BEGIN, f"{BEGIN}    step = 0\n"), (STEP, f"{STEP}            ste
 KNOWN = "scale=scaler.get_scale(), clipped=int(clipped), skipped=int(skipped)"
 
 
-def told(result):
+def read_last_line(result):
     """What the last line of an fp16 run says."""
     pattern = r"steps (\d+), clipped (\d+), skipped (\d+), scale ([\d,]+)"
     *counts, scale = re.fullmatch(pattern, result.stdout.splitlines()[-1]).groups()
@@ -194,7 +194,7 @@ def test_clipping_is_of_the_whole_gradient_and_not_of_a_scaled_one(altered, proc
     curve, expected = launcher.read_curve(result.out, "fp16"), clipped_lesson_01(0.2, *FEW)
     assert apart(curve, expected)[0] < 1e-5
     assert apart(clipped_lesson_01(float("inf"), *FEW), expected)[0] > 5e-4, "clipping would not be noticed"
-    steps, clipped, skipped, _ = told(result)
+    steps, clipped, skipped, _ = read_last_line(result)
     assert 0 < clipped < steps == 10 and skipped == 0
     again = altered(FP16, processes, *FEW, *arguments, folder="again")
     assert (again.out / "fp16.pt").read_bytes() == (result.out / "fp16.pt").read_bytes()
@@ -208,7 +208,7 @@ def test_an_overflow_on_one_rank_makes_all_skip_the_step(altered, micro_batch):
     result = altered(
         FP16, 2, *FOUR_STEPS, changes=(*COUNT_STEPS, (loss, f"{spoilt}.backward()")), known=KNOWN
     )
-    assert told(result) == (4, 0, 1, 2**15)
+    assert read_last_line(result) == (4, 0, 1, 2**15)
     one, other = result.ranks
     for rank in (one, other):
         assert (rank.clipped, rank.skipped, rank.scale) == (0, 1, 2.0**15)
@@ -220,12 +220,12 @@ def test_a_gradient_without_end_is_skipped_and_not_counted_as_clipped(altered):
     unscale = "            scaler.unscale_(optimizer)"
     spoil = "            if step == 3: next(model.parameters()).grad.fill_(float('inf'))\n"
     result = altered(FP16, 2, *FOUR_STEPS, changes=(*COUNT_STEPS, (unscale, f"{spoil}{unscale}")))
-    assert told(result) == (4, 0, 1, 2**15)
+    assert read_last_line(result) == (4, 0, 1, 2**15)
 
 
 def test_a_scale_that_is_too_large_is_halved_until_it_fits(altered):
     result = altered(FP16, 2, *FEW, "--first-scale", 2**24, known=KNOWN)
-    steps, _, skipped, scale = told(result)
+    steps, _, skipped, scale = read_last_line(result)
     assert 0 < skipped < steps == 10 and scale == 2 ** (24 - skipped)
     one, other = result.ranks
     assert (other.skipped, other.scale) == (skipped, scale)
@@ -271,5 +271,5 @@ def test_the_documented_command_of_fp16(start, reference):
     assert result.code == 0, result.stderr
     curve = launcher.read_curve(result.out, "fp16")
     assert max(apart(curve, reference(*sizes))) < 1e-3
-    assert told(result) == (20, 0, 0, 2**16)
+    assert read_last_line(result) == (20, 0, 0, 2**16)
     assert {path.name for path in result.out.iterdir()} == {"fp16.jsonl", "fp16.pt"}

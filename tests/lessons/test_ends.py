@@ -13,7 +13,7 @@ from tools import launcher, lessons
 from tools.testbed import pretending
 
 PROBE = launcher.ROOT / "tests" / "probes" / "leaves_its_group.py"
-INSIDE = launcher.ROOT / "notebooks/show/inside"
+RANK_SCRIPTS = launcher.ROOT / "notebooks/show/rank_scripts"
 
 
 def test_a_process_that_leaves_its_group_is_noticed(start):
@@ -54,14 +54,14 @@ def test_no_lesson_leaves_a_thread(start, lesson):
 
 
 @pytest.mark.night
-@pytest.mark.parametrize("name", ["three_ways", "few_bytes"])
+@pytest.mark.parametrize("name", ["s15_measure", "s07a_five_ways"])
 def test_no_script_of_a_notebook_leaves_a_thread(tmp_path, name):
-    folders = (pretending.AT_EXIT, launcher.ROOT / "lessons", INSIDE)
+    folders = (pretending.AT_EXIT, launcher.ROOT / "lessons", RANK_SCRIPTS)
     environment = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "SEEN": str(tmp_path / "seen")}
     (tmp_path / "seen").mkdir()
     runs = [{"way": "ddp", "epochs": 1, "look_every": 5}]
     environment |= {"RUNS": json.dumps(runs), "SIZES": "[240, 100]"}
-    script = shutil.copy(INSIDE / f"{name}.py", tmp_path)
+    script = shutil.copy(RANK_SCRIPTS / f"{name}.py", tmp_path)
     found = processes.ranks(script, 2, limit=100, environment=environment, quiet=True)
     assert [one.code for one in found] == [0, 0]
     assert [file.read_text() for file in (tmp_path / "seen").iterdir()] == ["", ""]

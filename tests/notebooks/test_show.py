@@ -25,7 +25,11 @@ from torch.nn.functional import cross_entropy
 
 import show
 import workload
-from show import collectives, mixtures, nodes, replicas, rings
+from show import s02_replicas as replicas
+from show import s02a_collectives as collectives
+from show import s03a_rings as rings
+from show import s06_nodes as nodes
+from show import s10a_mixtures as mixtures
 from tests.helpers.meshes import run_probe
 from tools import launcher, lessons, notebooks
 from tools.bench import slow_links
@@ -397,8 +401,8 @@ def test_older_releases_have_other_names(monkeypatch):
     for name in ("all_gather_single", "reduce_scatter_single"):
         monkeypatch.setattr(dist, name, None)  # so that what rank.py sets is undone
         monkeypatch.delattr(dist, name)
-    monkeypatch.syspath_prepend(launcher.ROOT / "notebooks/show/inside")
-    runpy.run_path(str(launcher.ROOT / "notebooks/show/rank.py"), run_name="rank")
+    monkeypatch.syspath_prepend(launcher.ROOT / "notebooks/show/rank_scripts")
+    runpy.run_path(str(launcher.ROOT / "notebooks/show/s02a_rank.py"), run_name="rank")
     assert dist.all_gather_single is dist.all_gather_into_tensor
     assert dist.reduce_scatter_single is dist.reduce_scatter_tensor
 
@@ -528,14 +532,14 @@ def test_a_step_taken_apart_is_a_step():
 
 (NOTEBOOK,) = (row for row in lessons.NOTEBOOKS if row.stem == "09a_fine_tuning")
 NEEDED = NOTEBOOK.needs.partition(": ")[2]
-INSIDE = launcher.ROOT / "notebooks/show/inside"
+RANK_SCRIPTS = launcher.ROOT / "notebooks/show/rank_scripts"
 
 
 @pytest.mark.skipif(NOTEBOOK.is_missing(), reason=f"needs {NEEDED.split()[-1]}: make tools installs it")
 @pytest.mark.parametrize("wrong", ["missing", "unexpected"])
 def test_a_file_whose_names_do_not_fit_is_an_error(tmp_path, monkeypatch, wrong):
-    monkeypatch.syspath_prepend(INSIDE)
-    import fine_tuning
+    monkeypatch.syspath_prepend(RANK_SCRIPTS)
+    import s09a_fine_tuning as fine_tuning
     from safetensors.torch import save_file
 
     model = fine_tuning.Classifier(answers=2)
@@ -552,8 +556,8 @@ def test_a_file_whose_names_do_not_fit_is_an_error(tmp_path, monkeypatch, wrong)
 
 
 def test_without_safetensors_it_says_in_one_line_how_to_install_it():
-    words = [sys.executable, "-c", "import sys; sys.modules['safetensors'] = None; import fine_tuning"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(INSIDE), *sys.path])}
+    words = [sys.executable, "-c", "import sys; sys.modules['safetensors'] = None; import s09a_fine_tuning"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(RANK_SCRIPTS), *sys.path])}
     run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
     assert (run.returncode, run.stderr) == (2, f"error: this notebook needs safetensors: {NEEDED}\n")
     assert (launcher.ROOT / NEEDED.split()[-1]).exists()

@@ -16,11 +16,11 @@ def measure(view):
     model = DistributedDataParallel(workload.ConvNet((1, 28, 28)), gradient_as_bucket_view=view)
     buckets = []
 
-    def look(state, bucket):
+    def note_bucket(state, bucket):
         buckets.append(bucket.buffer().untyped_storage())
         return allreduce_hook(state, bucket)
 
-    model.register_comm_hook(None, look)
+    model.register_comm_hook(None, note_bucket)
     for _ in range(2):  # after the first backward pass, DDP makes its buckets anew
         buckets.clear()
         model.zero_grad()

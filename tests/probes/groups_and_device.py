@@ -26,7 +26,7 @@ def pick(number=0):
     return pick_device(number)
 
 
-def look():
+def write_and_destroy():
     backends = [group._get_backend(torch.device("cpu")) for group in c10d._world.pg_map]
     seconds = [backend.options._timeout.total_seconds() for backend in backends]
     Path(f"{os.environ['RANK']}.json").write_text(json.dumps({"asked": asked, "seconds": seconds}))
@@ -34,7 +34,7 @@ def look():
 
 
 if __name__ == "__main__":
-    workload.pick_device, dist.destroy_process_group = pick, look
+    workload.pick_device, dist.destroy_process_group = pick, write_and_destroy
     optimizer._get_foreach_kernels_supported_devices = lambda: [*foreach_devices(), "cpu"]
     assert optimizer._default_to_fused_or_foreach([torch.ones(1)], False) == (False, True)
     os.environ["LOCAL_RANK"] = "7"

@@ -63,7 +63,7 @@ def held():
     """How many bytes of weights a process has while lesson 09 builds the model; RANK.held.json."""
     shard, seen = fsdp.fully_shard, []
 
-    def look():
+    def note_bytes():
         """Every parameter that has memory. FSDP keeps its own as parameters too."""
         held = [value for value in gc.get_objects() if isinstance(value, torch.nn.Parameter)]
         held = [value.to_local() if isinstance(value, DTensor) else value for value in held]
@@ -71,10 +71,10 @@ def held():
         seen.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
 
     def watched(module, **options):
-        look()
+        note_bytes()
         shard(module, **options)
         gc.collect()
-        look()
+        note_bytes()
         Path(f"{os.environ['RANK']}.held.json").write_text(json.dumps(seen))
         return module
 

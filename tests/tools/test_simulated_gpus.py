@@ -25,18 +25,18 @@ def gather(output, input):
 
 
 @pytest.fixture
-def look(forked, tmp_path):
+def run_lines(forked, tmp_path):
     """Run these lines on two pretended GPUs; what they print, or the last line of their error."""
 
-    def look(lines, processes=0):
+    def run_lines(lines, processes=0):
         path = tmp_path / "look.py"
         path.write_text(BEGIN + GROUP + lines)
         words = ["torchrun", "--standalone", "--nproc-per-node", processes] if processes else [sys.executable]
         result = forked([*words, path], folder=f"look{time.monotonic_ns()}", gpus=2)
-        look.waits = result.waits
+        run_lines.waits = result.waits
         return result.stdout.strip() if result.code == 0 else result.stderr.strip()
 
-    return look
+    return run_lines
 
 
 # An error, and lines that end in it.
@@ -75,8 +75,8 @@ output tensor must have the same type as input tensor
 @pytest.mark.parametrize(
     ("lines", "error"), list(zip(map(str.strip, REFUSED[1::2]), REFUSED[::2], strict=True))
 )
-def test_what_a_gpu_refuses_is_refused(look, lines, error):
-    last = look(lines).splitlines()[-1]
+def test_what_a_gpu_refuses_is_refused(run_lines, lines, error):
+    last = run_lines(lines).splitlines()[-1]
     assert error in last and "pretended" not in last
 
 
@@ -98,11 +98,11 @@ def test_what_a_gpu_refuses_is_refused(look, lines, error):
         "assert first != second; print(second)",
     ],
 )
-def test_what_a_gpu_takes_is_taken(look, lines):
-    assert look(lines) and "Error" not in look(lines)
+def test_what_a_gpu_takes_is_taken(run_lines, lines):
+    assert run_lines(lines) and "Error" not in run_lines(lines)
 
 
-def test_each_gpu_has_random_numbers_of_its_own(look):
+def test_each_gpu_has_random_numbers_of_its_own(run_lines):
     lines = """
 torch.manual_seed(1)
 on_cpu, states = torch.get_rng_state(), [torch.cuda.get_rng_state(each) for each in (one, two)]
@@ -115,14 +115,14 @@ assert torch.rand(4, device=one).tolist() == a.tolist()
 assert torch.rand(4, device=two).tolist() != b.tolist(), "the state of cuda:0 has reached cuda:1"
 print("as it should be")
 """
-    assert look(lines) == "as it should be"
+    assert run_lines(lines) == "as it should be"
 
 
-def test_what_it_cannot_do_is_not_taken_for_a_fault_of_a_lesson(look):
+def test_what_it_cannot_do_is_not_taken_for_a_fault_of_a_lesson(run_lines):
     """An operator that the CPU has no kernel for, either."""
     x = "x = torch.ones(2, 2, device=one); "
     lines = x + "torch.ops.aten._cudnn_ctc_loss(x, x, [1], [1], 0, False, False)"
-    said = look(lines).splitlines()[-1]
+    said = run_lines(lines).splitlines()[-1]
     assert said.startswith("RuntimeError: pretended CUDA: the CPU has no kernel for aten::")
 
 
@@ -146,13 +146,13 @@ WAIT = [
 
 
 @pytest.mark.parametrize(("line", "what"), WAIT)
-def test_the_processor_waits_where_cuda_makes_it_wait(look, line, what):
+def test_the_processor_waits_where_cuda_makes_it_wait(run_lines, line, what):
     """Counted at the line of a lesson that waits."""
     lines = f"x = torch.ones(20_000, device=one)\ndef step():\n    {line}\n"
     path = "lessons/waits.py"
     call = f"exec(compile('step()', '/{path}', 'exec')); print('ran')"
-    assert look(lines + call) == "ran"
-    found = {place.partition(" ")[2] for place in look.waits if place.startswith("waits.py:1 ")}
+    assert run_lines(lines + call) == "ran"
+    found = {place.partition(" ")[2] for place in run_lines.waits if place.startswith("waits.py:1 ")}
     assert found == ({what} if what else set())
 
 
@@ -165,7 +165,7 @@ def test_the_processor_waits_where_cuda_makes_it_wait(look, line, what):
         (("a", "a"), (0, 1), "device_id=device", "both"),
     ],
 )
-def test_two_ranks_of_a_host_cannot_share_a_gpu(look, hosts, devices, when, said):
+def test_two_ranks_of_a_host_cannot_share_a_gpu(run_lines, hosts, devices, when, said):
     lines = f"""
 import torch.multiprocessing as mp
 def rank_of(rank):
@@ -181,7 +181,7 @@ def rank_of(rank):
 mp.spawn(rank_of, nprocs=2)
 print("both")
 """
-    assert said in look(lines)
+    assert said in run_lines(lines)
 
 
 SAVED = "kept = torch.ones(4, device=one).to('cpu', non_blocking=True); "
@@ -195,11 +195,11 @@ SAVED = "kept = torch.ones(4, device=one).to('cpu', non_blocking=True); "
         ("event = torch.cuda.Event(); event.record(); event.synchronize(); print(kept.sum().item())", "4.0"),
     ],
 )
-def test_what_a_gpu_has_not_sent_yet_cannot_be_read(look, lines, said):
-    assert look(SAVED + lines) == said
+def test_what_a_gpu_has_not_sent_yet_cannot_be_read(run_lines, lines, said):
+    assert run_lines(SAVED + lines) == said
 
 
-def test_memory_is_counted_for_each_gpu(look):
+def test_memory_is_counted_for_each_gpu(run_lines):
     lines = """
 x = torch.ones(1000, 1000, device=one)
 y = x + x
@@ -212,7 +212,7 @@ assert torch.cuda.max_memory_allocated(one) == 4_000_256
 assert torch.cuda.max_memory_allocated(two) == 0
 print("as it should be")
 """
-    assert look(lines) == "as it should be"
+    assert run_lines(lines) == "as it should be"
 
 
 OPERATIONS = """
@@ -242,10 +242,10 @@ dist.destroy_process_group()
         ("dist.all_reduce(x); dist.broadcast(x, 0, group=other); dist.all_reduce(x[:2])", ""),
     ],
 )
-def test_ranks_that_do_not_agree_on_an_operation_are_found(look, line, said):
+def test_ranks_that_do_not_agree_on_an_operation_are_found(run_lines, line, said):
     """Gloo adds four bytes to four bytes, and takes two groups in any order: NCCL would hang."""
     with pytest.raises(AssertionError, match=said) if said else nullcontext():
-        assert look(OPERATIONS.format(line), processes=2) == ""
+        assert run_lines(OPERATIONS.format(line), processes=2) == ""
 
 
 def test_a_command_that_does_not_find_its_gpus_fails(tmp_path):

@@ -136,7 +136,7 @@ class Reader(browser.Page):
         found = [event for event in self.events if event["method"] in COMPLAINTS]
         return list(filter(None, (COMPLAINTS[event["method"]](event["params"]) for event in found)))
 
-    def look(self, width, colours="light", height=1000):
+    def set_viewport(self, width, colours="light", height=1000):
         self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": colours}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -168,7 +168,7 @@ def opened(request, out):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             with contextlib.closing(Reader(chromium, server.server_port)) as page:
-                page.look(1280)
+                page.set_viewport(1280)
                 yield page
                 assert page.complaints() == []
         finally:
@@ -320,7 +320,7 @@ WIDTH = "Math.max(...[...document.querySelectorAll('html, .content')].map((part)
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
 def test_the_first_screen_says_what_it_is_and_what_to_do_next(page, width, height):
-    page.look(width, height=height)
+    page.set_viewport(width, height=height)
     page.open("index.html")
     bottoms = ".map((part) => part.getBoundingClientRect().bottom)"
     first, *_ = page.ask(every("article a:not(.headerlink)") + bottoms)
@@ -338,7 +338,7 @@ CUT = """[...document.querySelectorAll("article pre")].map((part) => [part.scrol
 
 
 def test_code_of_110_letters_is_not_cut_on_a_desktop_and_scrolls_on_a_phone(page):
-    page.look(1440)
+    page.set_viewport(1440)
     for name in ("lessons/pages/04.html", "notebooks/04_ddp_torchrun.html"):
         page.open(name)
         # The longest block has to fit, however long its lines are today.
@@ -347,7 +347,7 @@ def test_code_of_110_letters_is_not_cut_on_a_desktop_and_scrolls_on_a_phone(page
         blocks = page.ask(CUT)
         assert 110 in [letters for _, letters in blocks], name
         assert not [block for block in blocks if block[1] <= 110 and block[0] > 1], name
-    page.look(390)
+    page.set_viewport(390)
     page.open("notebooks/04_ddp_torchrun.html")
     assert page.ask(f"getComputedStyle({one('article .highlight pre')}).overflowX") == "auto"
     assert page.ask(WIDTH) <= 390
@@ -359,14 +359,14 @@ LISTED = """[...document.querySelectorAll("article .table-wrapper")].map((part) 
 
 def test_a_wide_table_is_a_list_on_a_phone(page):
     for name in ("syllabus.html", "widgets/planner.html", "widgets/sharding.html", "index.html"):
-        page.look(390)
+        page.set_viewport(390)
         page.open(name)
         tables = page.ask(LISTED)
         assert tables and any(is_list for is_list, _ in tables), name
         assert all(too_wide <= 1 for _, too_wide in tables), name
-        page.look(1440)
+        page.set_viewport(1440)
         page.until(f"{LISTED}.every(([isList]) => !isList)", "tables again")
-    page.look(390)
+    page.set_viewport(390)
     page.open("index.html")
     assert "idea" in page.ask(
         f"getComputedStyle({one('.as-list tbody td:nth-child(2)')}, '::before').content"
@@ -482,7 +482,7 @@ def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(page):
 
 
 def test_the_diff_opens_on_the_changed_lines_with_docstrings_folded(page):
-    page.look(1440, height=900)
+    page.set_viewport(1440, height=900)
     page.open("widgets/diff.html")
     page.until(f"{every('#widget td.come')}.length", "a change")
     top = f"{one('#widget :is(td.gone, td.come)')}.getBoundingClientRect().top"
@@ -555,7 +555,7 @@ def test_every_control_of_a_widget_is_reached_and_seen_with_the_keyboard(page, n
 
 
 def test_whatever_a_page_has_can_be_used_with_the_keyboard(page):
-    page.look(400)
+    page.set_viewport(400)
     page.open("lessons/pages/04.html")
     kinds = ("a:not(.headerlink)", ".copybtn", "pre[tabindex]")
     assert [kind for kind in kinds if not page.count(f"article {kind}")] == []
@@ -579,7 +579,7 @@ def test_whatever_a_page_has_can_be_used_with_the_keyboard(page):
 
 
 def test_groups_of_the_sidebar_can_be_opened_and_closed(page):
-    page.look(1280)
+    page.set_viewport(1280)
     page.open("lessons/pages/04.html")
     group = (
         "(one) => [one.textContent, one.ariaExpanded, one.parentElement.nextElementSibling.checkVisibility()]"
@@ -593,7 +593,7 @@ def test_groups_of_the_sidebar_can_be_opened_and_closed(page):
 
 
 def test_keys_turn_pages_and_search_and_scroll_what_is_wide(page):
-    page.look(400)
+    page.set_viewport(400)
     page.open("lessons/pages/04.html")
     wide = one("pre[tabindex]")
     page.ask(f"{wide}.focus()")
@@ -615,7 +615,7 @@ def test_keys_turn_pages_and_search_and_scroll_what_is_wide(page):
 
 def test_what_was_folded_can_be_scrolled_with_the_keyboard(page):
     needs(AXE.exists(), "axe-core")
-    page.look(400)
+    page.set_viewport(400)
     page.open("notebooks/10a_stale_weights.html")
     folded = f"{every('details pre')}.filter((part) => part.scrollWidth > part.clientWidth)"
     page.ask(f"{every('details')}.forEach((part) => part.open = true)")
@@ -663,14 +663,14 @@ def test_every_page_opens_and_everybody_can_read_it(whole, page_of_the_whole, pa
     listed = {*crawl.Page((site / "index.html").read_text()).links, *KINDS}
     for path in [site / name for name in KINDS] if part == "kinds" else sorted(site.rglob("*.html"))[part::4]:
         name = str(path.relative_to(site))
-        page.look(1280)
+        page.set_viewport(1280)
         page.open(name)
         problems = page.complaints()
         if name in listed:
             problems += page.violations()
-            page.look(1280, "dark")
+            page.set_viewport(1280, "dark")
             problems += [f"in the dark, {line}" for line in page.violations("color-contrast")]
-        page.look(400)
+        page.set_viewport(400)
         if name in listed:
             page.ask(OPENED)
             problems += [f"on a phone, {line}" for line in page.violations(*ON_A_PHONE)]

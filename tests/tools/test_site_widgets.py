@@ -58,7 +58,7 @@ def command_of(table):
 def test_the_steps_are_those_of_the_notebook():
     cells = json.loads((ROOT / "notebooks/03a_how_gradients_travel.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells]
-    space = {"rings": taken.functions(ROOT / "notebooks/show/rings.py", "all_gather")}
+    space = {"rings": taken.functions(ROOT / "notebooks/show/s03a_rings.py", "all_gather")}
     for name in ("server_steps", "ring_steps"):
         source = next(source for source in sources if f"def {name}" in source)
         function = next(node for node in ast.parse(source).body if getattr(node, "name", "") == name)
@@ -550,7 +550,7 @@ def test_parameters_and_memory_can_be_typed(page):
 @pytest.mark.long
 @pytest.mark.parametrize("width", [1440, 390])
 def test_no_line_of_the_memory_page_crosses_a_label(page, width):
-    page.look(width, "light")
+    page.set_viewport(width, "light")
     is_there(page, "memory")
     for model, changes in itertools.product(models.MODELS, ({"gpus": 64}, {"gpus": 8, "tensor_parallel": 8})):
         inputs = inputs_of(memory, model=model, **changes)

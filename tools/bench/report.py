@@ -14,7 +14,7 @@ ROOT = HERE.parents[1]
 PAGE = HERE / "README.md"
 PICTURES = ROOT / "lessons" / "pictures"
 MIB = 2**20
-INSIDE = "inside the machine, 64 images"
+RANK_SCRIPTS = "inside the machine, 64 images"
 ALT = "Where the time of a step goes, how much communication backward hides, an all-reduce by size, and the start"
 
 
@@ -151,10 +151,10 @@ def overlap(result):
             [link, *(middle(values, 1000) for values in times), f"{share:.0%}", f"{worth[link]:.2f}"]
         )
         lines.append(["range", *(reach(values, 1000) for values in times), "", ""])
-    inside = result["rows"]["overlap"][INSIDE]
+    inside = result["rows"]["overlap"][RANK_SCRIPTS]
     used = [middle(inside[f"{name}, CPU seconds"], 1000) for name in ("alone", "overlap")]
     aims = " and ".join(
-        f"{'met' if value >= 1.2 else 'missed'} {'inside the machine' if link == INSIDE else 'on the link'}"
+        f"{'met' if value >= 1.2 else 'missed'} {'inside the machine' if link == RANK_SCRIPTS else 'on the link'}"
         for link, value in worth.items()
     )
     head = ["milliseconds of a step", "nothing sent", "sent after backward", "as DDP does it"]

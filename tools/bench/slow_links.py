@@ -21,7 +21,7 @@ from tools.bench import bench, rows
 from tools.testbed import hosts
 
 RESULTS = bench.RESULTS / "links"
-SCRIPT = lessons.ROOT / "notebooks/show/inside/few_bytes.py"
+SCRIPT = lessons.ROOT / "notebooks/show/rank_scripts/s07a_five_ways.py"
 WAYS = {
     "ddp": "DDP",
     "bf16": "bf16",

@@ -66,7 +66,7 @@ def passes_of(student, rank, case):
             sampler.set_epoch(epoch)
         passes.append(numbers(sampler, 2 * case["size"] + 50, numpy.integer))
     drawn = [between, draw()]
-    two = itertools.islice(zip(sampler, sampler, strict=True), 5)
+    two = itertools.islice(zip(sampler, sampler, strict=False), 5)
     together = [numbers(both, 2, numpy.integer) for both in two]
     return {"length": length, "passes": passes, "drawn": drawn, "broken": broken, "together": together}
 

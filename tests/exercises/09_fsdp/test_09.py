@@ -8,8 +8,10 @@
 | container | 1a: lists and tuples |
 | calls | 2c, 3a, 5a: new numbers in the shards; 3c: two passes, and two passes at a time; 5b: four steps |
 | sizes | 1a: one number, fewer numbers than ranks; 2c: shards of zeros only; 3a to 3c: uneven batches |
+| a parameter without dimensions | 1a, 2c |
 | images | 3b: with a dimension more, with and without a gradient, left alone |
-| unused parameters | 3c: on one rank, on all ranks |
+| unused parameters | 3c: on one rank, on all ranks; all of the first unit on one rank |
+| hooks of the shard | 3c |
 | frozen, tied, buffers, train or eval, images of another dtype | excluded by the docstring |
 | seeds | the functions have none |
 """
@@ -35,6 +37,8 @@ class Layers(nn.Module):
 
     def __init__(self, widths, state=None, plain=False, skip=(), look=lambda middle: None):
         super().__init__()
+        if state and "unused" in state:
+            self.unused = nn.Parameter(torch.tensor(0.0))
         self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in itertools.pairwise(widths))
         for name, parameter in self.named_parameters():
             parameter.data.copy_(state[name] if state else torch.tensor(0.01))
@@ -113,6 +117,9 @@ def use(student, me, given):
     if "together" in given:  # each unit is called twice before any backward
         outputs = [through(units, batch["images"]) for batch in given["together"]]
         pairs = zip(outputs, given["together"], strict=True)
+        answer["hooked"] = [[] for _ in units]
+        for unit, came in zip(units, answer["hooked"], strict=True):
+            unit.shard.register_hook(came.append)
         sum((output * by_columns(batch["slope"])).sum() for output, batch in pairs).backward()
         answer["together"] = [copied(unit.shard.grad) for unit in units]
     answer["state"] = [copied(unit.full_state()) for unit in units] if "state" in given else []
@@ -194,13 +201,14 @@ def shapes_of(widths):
     return dict(itertools.chain(*both))
 
 
-def unit_of(*widths):
-    """What a body needs to build a module. Weights are such that tanh is neither a line nor saturated."""
+def unit_of(*widths, unused=False):
+    """What a body needs to build a module. Weights are such that tanh is neither a line nor saturated. On
+    wish, it has one more parameter, which is a single number without dimensions and not used."""
     state = {
         name: floats(*shape) * (shape[1] ** -0.5 if shape[1:] else 0.1)
         for name, shape in shapes_of(widths).items()
     }
-    return {"widths": list(widths), "state": state}
+    return {"widths": list(widths), "state": {"unused": floats(1)[0]} | state if unused else state}
 
 
 def flat_of(tensors, world_size):
@@ -217,7 +225,7 @@ def other_shards(units, world_size):
     """Units with other weights, and the shards of them that each rank is given: such as no rank can have made
     from what it was given first."""
     others = [
-        unit | {"state": {name: floats(*one.shape) * 0.4 for name, one in unit["state"].items()}}
+        unit | {"state": {name: torch.randn_like(one) * 0.4 for name, one in unit["state"].items()}}
         for unit in units
     ]
     shards = [[one.float() for one in shards_of(unit["state"].values(), world_size)] for unit in others]
@@ -336,9 +344,9 @@ def test_2b_no_more_than_the_shard():
 
 
 def test_2c_the_whole_weights():
-    """4 processes, two units of 9 and 2 numbers; then new numbers in the shards; unit.gather(torch.float32)
-    and unit.gather(torch.bfloat16)"""
-    units, dtypes = [unit_of(4, 1, 2), unit_of(1, 1)], ["float32", "bfloat16"]
+    """4 processes, two units of 10 and 2 numbers, of which one has no dimensions; then new numbers in the
+    shards; unit.gather(torch.float32) and unit.gather(torch.bfloat16)"""
+    units, dtypes = [unit_of(4, 1, 2, unused=True), unit_of(1, 1)], ["float32", "bfloat16"]
     others, shards = other_shards(units, 4)
     for rank, came in enumerate(use_on_each(units, shards=shards, gather=[dtypes] * 4)):
         for dtype, gathered in zip(dtypes, came["gathered"], strict=True):
@@ -399,27 +407,33 @@ def test_3b_the_mean_gradient(world_size, leaf):
 
 
 def test_3c_gradients_add_up():
-    """3 processes, two passes without clearing gradients; rank 0 does not use layers.1 in unit 1, and no rank
-    uses layers.0 in unit 2; then two forward passes before two backward passes"""
+    """3 processes, two passes without clearing gradients; in unit 1, rank 0 uses no layer and rank 1 does not
+    use layers.1, and no rank uses layers.0 in unit 2; then two forward passes before two backward passes,
+    with a hook of each shard"""
     units = [unit_of(4, 4, 4, 4), unit_of(4, 4, 3)]
-    skips = [[[1] if rank == 0 else [], [0]] for rank in range(3)]
+    skips = [[some, [0]] for some in ([0, 1, 2], [1], [])]
     more = (0, 1, 2, 2)  # images; the last two passes must be alike, or a mistake there is an error of shapes
     passes = [[batch_of(units, rank + 1 + one) for rank in range(3)] for one in more]
     each = list(zip(*passes, strict=True))
     ranks = use_on_each(
         units, skips=skips, passes=[one[:2] for one in each], together=[one[2:] for one in each]
     )
-    sums = None
+    sums, last = None, []
     for number, batches in enumerate(passes):
         skipping = [batch | {"skips": skip} for batch, skip in zip(batches, skips, strict=True)]
         outputs, _, means = right(units, skipping)
         sums = [list(map(torch.add, *both)) for both in zip(sums, means, strict=True)] if sums else means
+        last = [*last[-1:], means]
         if number < 2:
             check_pass(units, ranks, number, (outputs, None, means), sums)
     for rank, came in enumerate(ranks):
         for place, (words, _) in enumerate(numbered(units)):
             what = f"the gradient of the shard of {words} on rank {rank} after 2 forward, then 2 backward"
             check_tensor(what, came["together"][place], shards_of(sums[place], 3)[rank], relative=5e-5)
+            what = f"the gradient that a hook of the shard of {words} is given on rank {rank}"
+            two = list(map(torch.add, *(means[place] for means in last)))
+            got = [slope for slope in came["hooked"][place] if slope is not None]
+            check_tensor(what, sum(got) if got else None, shards_of(two, 3)[rank], relative=5e-5)
 
 
 def test_3d_gathered_before_use_and_freed_after_it():

@@ -36,7 +36,7 @@ PRESETS = {  # labels, and what differs from the start
 SIZES = {"time for 0.13 MB": 129_128, "time for 15 GB": 15e9}
 HEAD = ["algorithm", "steps", "bytes through the busiest process", "bytes through all processes", *SIZES]
 CONSTANT = {name: option.default for name, option in command.OPTIONS.items()}
-play = taken.functions(ROOT / "notebooks/show/rings.py", "play").play
+play = taken.functions(ROOT / "notebooks/show/s03a_rings.py", "play").play
 
 
 def ring_steps(ranks, chunks):

@@ -1,4 +1,4 @@
-"""Python reads this before a lesson that a test starts, and calls `look` when the lesson has ended.
+"""Python reads this before a test's lesson, and calls `write_what_is_left` when the lesson has ended.
 
 A worker thread of gloo that is left then may free a tensor while Python ends, and abort the process. (Gloo's
 other thread, gloo_tcp_loop, only moves bytes: it holds no tensors and never needs Python's lock.)
@@ -17,7 +17,7 @@ def name_of(thread):
         return ""
 
 
-def look():
+def write_what_is_left():
     threads = [name_of(thread) for thread in os.listdir("/proc/self/task")]
     left = ["a worker thread of gloo" for name in threads if name == "pt_gloo_runloop"]
     distributed = sys.modules.get("torch.distributed")
@@ -27,7 +27,7 @@ def look():
 
 
 if "SEEN" in os.environ and ("RANK" in os.environ or "--multiprocessing-fork" in sys.orig_argv):
-    atexit.register(look)
+    atexit.register(write_what_is_left)
 
 if "PRETEND_GPUS" in os.environ:
     sys.path.append(str(Path(__file__).parents[1] / "simulated_gpus"))

@@ -1,4 +1,4 @@
-"""For scripts that show.ranks starts: importing this joins the process group, leave() ends it."""
+"""For scripts that show.ranks starts: importing this joins the process group, finish() ends it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ meet, limit = f"file://{os.environ['STORE']}", timedelta(seconds=60)
 dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=limit)
 
 
-def leave(result=None):
+def finish(result=None):
     """Tell the notebook what was found, and end."""
     with open(os.environ["RESULT"], "w") as file:
         json.dump(result, file)

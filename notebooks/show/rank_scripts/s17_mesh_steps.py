@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from by_dimension import Sent
 from group import rank
+from s17_by_dimension import Sent
 from torch.distributed.tensor import DTensor
 
 import workload

@@ -1,10 +1,10 @@
 """What each way of attention over sharded positions sends and keeps, and how far it is from one process."""
 
+import s15_three_ways as ways
 import torch
 import torch.distributed as dist
-import ways
-from alive import count_kept
 from group import rank, world_size
+from s15_alive import count_kept
 from sockets import count_bytes
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -1,4 +1,4 @@
-"""One of the processes of show.collectives: it runs the lines that it receives and reports what it holds.
+"""One of the processes of show.s02a_collectives: it runs the lines that it gets, and reports what it holds.
 
 It imports nothing from show, so it starts as fast as torch does.
 """

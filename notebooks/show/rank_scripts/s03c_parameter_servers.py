@@ -9,7 +9,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from group import leave, rank
+from group import finish, rank
 from sockets import count_bytes
 from torch.nn.utils import parameters_to_vector
 
@@ -48,4 +48,4 @@ def run(serve, work, servers, workers, needed, delay=0, epochs=3, steps=25):
 
 
 def main(serve, work):
-    leave({name: run(serve, work, **job) for name, job in json.loads(os.environ["JOBS"]).items()})
+    finish({name: run(serve, work, **job) for name, job in json.loads(os.environ["JOBS"]).items()})

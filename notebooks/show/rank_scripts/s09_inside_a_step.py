@@ -42,17 +42,17 @@ def watch(model, step):
     """At every place of a step, the bytes of weights that are whole on this process."""
     places = []
 
-    def look(place):
+    def note_bytes(place):
         whole = [weight for weight in model.parameters() if not isinstance(weight, DTensor)]
         places.append((place, sum(weight.nbytes for weight in whole)))
 
     def forward_done(output, name):
-        output.register_hook(lambda gradient: look(f"backward {name}"))
+        output.register_hook(lambda gradient: note_bytes(f"backward {name}"))
 
     for number, name in NAMES.items():
-        model[number].register_forward_pre_hook(lambda *_, name=name: look(f"forward {name}"))
+        model[number].register_forward_pre_hook(lambda *_, name=name: note_bytes(f"forward {name}"))
         model[number].register_forward_hook(lambda *words, name=name: forward_done(words[-1], name))
-    look("before")
+    note_bytes("before")
     step(model)
-    look("after")
+    note_bytes("after")
     return places

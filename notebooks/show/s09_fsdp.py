@@ -82,11 +82,11 @@ def draw_formulas(formulas, billions, numbers):
     for (stage, formula), style in zip(formulas.items(), ("-", "--", "-.", "-"), strict=True):
         axes.plot(numbers, [billions * formula(n) for n in numbers], style, lw=2.2, label=stage)
     axes.axhline(80, color=RED, lw=1)
-    axes.text(64, 75, "a GPU of 80 GB", color=RED, ha="right", va="top", size=10)
+    axes.text(1, 75, "a GPU of 80 GB", color=RED, va="top", size=10)
     axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="GB on each")
     axes.set_title(f"{billions} billion parameters")
     axes.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
-    axes.set_yticks([2, 5, 10, 20, 50, 100], [2, 5, 10, 20, 50, 100])
+    axes.set_yticks([10, 20, 50, 100, 200, 500], [10, 20, 50, 100, 200, 500])
     axes.minorticks_off()
     axes.legend(loc="lower left")
     picture(

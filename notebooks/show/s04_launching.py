@@ -27,7 +27,7 @@ def family(running):
     return found
 
 
-def look(running, folder, count):
+def list_processes(running, folder, count):
     """Wait until `count` processes have written their environment into the folder, list all processes of the
     command, and let them end. Returns the names of the processes and the environments, by rank."""
     while len(list(folder.glob("*.json"))) < count and running.code is None:

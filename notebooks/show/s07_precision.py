@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from show.folders import INSIDE
+from show.folders import RANK_SCRIPTS
 from show.pictures import BLUE, GREY, INK, ORANGE, PINK, SKY, curves, picture
 from show.processes import ranks
 
@@ -17,7 +17,7 @@ COLOURS = {"fp32": SKY, "bf16": ORANGE, "fp16": INK}
 
 def train(jobs, out):
     """Train all jobs on two processes: for each its curve, and the lines that each rank printed."""
-    script = shutil.copy(INSIDE / "trainings.py", out)
+    script = shutil.copy(RANK_SCRIPTS / "s07_trainings.py", out)
     started = ranks(script, 2, limit=300, environment={"JOBS": json.dumps(jobs), "OUT": str(out)})
     if any(one.code for one in started):
         raise RuntimeError("a job failed: see what the ranks printed above")

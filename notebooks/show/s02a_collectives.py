@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from show.folders import INSIDE, python_path
+from show.folders import RANK_SCRIPTS, python_path
 from show.pictures import DARK, GREY, INK, ORANGE, RANKS, picture, tile
 from show.processes import Running
 
@@ -31,9 +31,9 @@ class Ranks:
         store = Path(self.folder.name) / "store"
         for rank in range(self.world_size):
             names = {"RANK": rank, "WORLD_SIZE": self.world_size, "STORE": store, "LIMIT": self.limit}
-            names |= {"OMP_NUM_THREADS": 1, "PYTHONPATH": python_path(INSIDE)}
+            names |= {"OMP_NUM_THREADS": 1, "PYTHONPATH": python_path(RANK_SCRIPTS)}
             names = {name: str(value) for name, value in names.items()}
-            words = [sys.executable, str(Path(__file__).with_name("rank.py"))]
+            words = [sys.executable, str(Path(__file__).with_name("s02a_rank.py"))]
             self.running.append(Running(words, names, stdin=subprocess.PIPE))
         for rank in range(self.world_size):
             self.hear(rank, "ready")
