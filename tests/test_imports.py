@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
@@ -139,6 +140,13 @@ def test_arrows_run_from_tests_to_tools_to_lessons():
         paths = {word for word in words if isinstance(word, str) and re.fullmatch(r"tests/\S+\.py", word)}
         found |= {(file, path) for path in paths if not file.startswith("tests/")}
     assert found == EXCEPTIONS
+
+
+def test_no_two_modules_have_one_name():
+    paths = [path for root in ROOTS for path in (ROOT / root).iterdir() if path.stem.isidentifier()]
+    names = Counter(path.stem for path in paths if path.suffix == ".py" or any(path.glob("*.py")))
+    # Two folders of scripts, which nothing imports.
+    assert [name for name, count in names.items() if count > 1] == ["recipes"]
 
 
 # Who edits sys.path, and for what. Scripts in folders of lessons do it to find what all lessons share.
