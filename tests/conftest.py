@@ -99,7 +99,7 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
         items[:] = [item for item in items if item.nodeid not in passed]
     # These wait most of their time: begun last, they would end long after all others.
-    waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_lab")
+    waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_jupyterlab")
     items.sort(key=lambda item: item.path.stem not in waits)
     # While one of these waits for the others to end, its worker does nothing.
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
