@@ -207,5 +207,5 @@ def test_memory_is_looked_at_when_no_other_thread_has_work():
         ended.set()
 
     threading.Thread(target=work).start()
-    runpy.run_path(str(HERE / "sandbox/give_back.py"))["settle"]()
+    runpy.run_path(str(HERE / "sandbox/give_back.py"))["free_memory"]()
     assert ended.is_set()
