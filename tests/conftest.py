@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.helpers import meshes
+from tests.helpers import probe_runs
 from tools import launcher, lessons
 from tools.testbed import pretending
 from tools.testbed.forks import Forks
@@ -416,7 +416,7 @@ def found(once, forks):
 
     def found(name, stem, processes, *words):
         def make(folder):
-            result = meshes.run_probe(forks, folder, name, launcher.command(stem, processes), *words)
+            result = probe_runs.run_probe(forks, folder, name, launcher.command(stem, processes), *words)
             assert result.code == 0, result.stderr
             return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
 

@@ -97,7 +97,7 @@ def test_the_manifest_is_in_order():
 
 
 def test_links_of_the_students_page_lead_somewhere():
-    """test_house.py looks at the others."""
+    """test_pages_and_commands.py looks at the others."""
     links = re.findall(r"\]\(([^)#]+)", (STARTERS / "README.md").read_text())
     missing = [link for link in links if not (STARTERS / link).exists()]
     assert all(link.startswith("http") for link in missing), missing
@@ -207,5 +207,5 @@ def test_memory_is_looked_at_when_no_other_thread_has_work():
         ended.set()
 
     threading.Thread(target=work).start()
-    runpy.run_path(str(HERE / "sandbox/give_back.py"))["settle"]()
+    runpy.run_path(str(HERE / "sandbox/give_back.py"))["free_memory"]()
     assert ended.is_set()

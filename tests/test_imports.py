@@ -157,7 +157,7 @@ EDITS = {
     "notebooks/10a_stale_weights.ipynb": "a file that a cell has written",
     "tests/exercises/grader/__init__.py": "the sandbox, which a submission's process imports",
     "tests/exercises/sandbox/zygote.py": "the same, in that process",
-    "tests/probes/port_rows.py": "what lies beside the script of a page whose lines it runs",
+    "tests/probes/port_page_lines.py": "what lies beside the script of a page whose lines it runs",
     "tools/__init__.py": "lessons, and notebooks for EXCEPTIONS",
     "tools/bench/variant.py": "what lies beside the lesson in whose stead it runs",
     "tools/testbed/forks.py": "what lies beside the script that a fork runs",

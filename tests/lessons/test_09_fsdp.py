@@ -9,7 +9,7 @@ import torch
 
 import workload
 from tests.helpers.lines import refusal
-from tests.helpers.meshes import run_probe
+from tests.helpers.probe_runs import run_probe
 from tests.helpers.promises import SMALL as ALL
 from tools import launcher
 

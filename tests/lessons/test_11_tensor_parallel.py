@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from parts.transformer import ImageTransformer
-from tests.helpers.meshes import total
+from tests.helpers.probe_runs import total
 from tools import launcher
 
 STEM = "11_tensor_parallel"

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.helpers.meshes import run_probe, total
+from tests.helpers.probe_runs import run_probe, total
 from tests.helpers.promises import SMALL
 from tools import launcher
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from parts import limericks
-from tests.helpers.meshes import limerick_arguments, run_probe
+from tests.helpers.probe_runs import limerick_arguments, run_probe
 from tests.helpers.promises import SMALL as SIZES
 from tests.helpers.promises import trained_plainly
 from tools import launcher

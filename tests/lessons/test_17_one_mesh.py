@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parts import one_mesh
-from tests.helpers.meshes import total
+from tests.helpers.probe_runs import total
 
 STEM = "17_one_mesh"
 SHAPES = ("1x2x2x2", "2x1x2x2", "2x2x1x2", "2x2x2x1")

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, debug
 from parts import limericks
 from planner import dry_run
 from planner import formulas as planner
-from tests.helpers.meshes import run_probe
+from tests.helpers.probe_runs import run_probe
 from tools import launcher
 from tools.lessons import ROOT
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import workload
-from tests.helpers.meshes import run_probe
+from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons
 
 # They wait as long as PyTorch does. Lesson 06b says what that can cost, and has --time-limit.

@@ -153,7 +153,9 @@ def test_gpus_are_used_by_the_same_lines(forked, tmp_path, name):
 
 def test_each_row_of_the_page_does_what_it_says(forked):
     """Its lines, on two processes, and what one sees without them."""
-    words, _ = launcher.command("04_ddp_torchrun", 2, script=launcher.ROOT / "tests/probes/port_rows.py")
+    words, _ = launcher.command(
+        "04_ddp_torchrun", 2, script=launcher.ROOT / "tests/probes/port_page_lines.py"
+    )
     result = forked(words)
     assert result.code == 0, result.stdout + result.stderr
 

@@ -30,7 +30,7 @@ from show import s02a_collectives as collectives
 from show import s03a_rings as rings
 from show import s06_nodes as nodes
 from show import s10a_mixtures as mixtures
-from tests.helpers.meshes import run_probe
+from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons, notebooks
 from tools.bench import slow_links
 from tools.testbed import hosts

@@ -23,7 +23,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import workload
-from tests.helpers.meshes import become
+from tests.helpers.probe_runs import become
 
 
 def counted():

@@ -26,7 +26,7 @@ import workload
 from parts import experts, limericks, one_mesh, resnet, ring_attention
 from parts.transformer import ImageTransformer
 from planner import dry_run
-from tests.helpers.meshes import ROOT, limerick_arguments
+from tests.helpers.probe_runs import ROOT, limerick_arguments
 
 NUMBER, *WORDS = sys.argv[1:]
 CPU = torch.device("cpu")

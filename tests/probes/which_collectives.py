@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
 
-from tests.helpers.meshes import become
+from tests.helpers.probe_runs import become
 
 stem = sys.argv.pop(1)
 with profile(activities=[ProfilerActivity.CPU]) as profiler:

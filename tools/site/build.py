@@ -34,7 +34,9 @@ def pages_of_the_site() -> tuple[PurePosixPath, ...]:
     for name in ("lessons", "notebooks", "solutions", "tools", "tests"):
         found += (ROOT / name).rglob("*.md")
     names = sorted(path.relative_to(ROOT).as_posix() for path in found)
-    return tuple(PurePosixPath(name) for name in names if not re.match(r"tests/reading/|.*/\.", name))
+    return tuple(
+        PurePosixPath(name) for name in names if not re.match(r"tests/reading_questions/|.*/\.", name)
+    )
 
 
 def address() -> str:

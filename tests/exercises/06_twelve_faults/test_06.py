@@ -113,7 +113,7 @@ def save_layers(student, me, names):
     student.save(nn.parallel.DistributedDataParallel(layers), 1, str(path))
 
 
-def look(student, me, given):
+def read_file(student, me, given):
     """Who has written, and what is in the file, without the student's code."""
     writers = [folder.name for folder in sorted(me.disk.iterdir()) if any(folder.iterdir())]
     path, found = me.disk / "0" / "snapshot.pt", {"writers": writers, "state": {}}
@@ -303,7 +303,7 @@ def saved(world_size):
     epoch, states = int(integers(1, 10_000, 1)), [parameters() for _ in range(world_size)]
     facts = zip(states, environments(world_size - 1, 1), strict=True)
     run(save, [{"state": one, "epoch": epoch, "environment": told} for one, told in facts], disk=True)
-    came = alone(look, None)
+    came = alone(read_file, None)
     others = [rank for rank in came["writers"] if rank != "0"]
     written = f"a file was written by process {' and process '.join(others)}"
     require(not others, written, "only by process 0")
@@ -330,7 +330,7 @@ def test_8a_names_that_look_like_the_prefix():
     run(save_layers, [names] * 2, disk=True)
     wanted = [f"{name}.{kind}" for name in [*names, "norm"] for kind in ("weight", "bias")]
     wanted += [f"norm.{buffer}" for buffer in ("running_mean", "running_var", "num_batches_tracked")]
-    same("the names in the file", sorted(alone(look, None)["state"]), sorted(wanted))
+    same("the names in the file", sorted(alone(read_file, None)["state"]), sorted(wanted))
 
 
 def test_9a_what_was_saved_or_an_error():

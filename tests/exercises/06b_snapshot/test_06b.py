@@ -28,7 +28,7 @@ import warnings
 
 import pytest
 import torch
-from disks import file_events, look
+from disks import file_events, read_folders
 from grader.testing import Verdict, close, floats, integers, require, run, same, so_many, tried
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -272,7 +272,7 @@ def listed(names):
 def look_into(*folders):
     """Name and content of each file, by a run without the student's code. A folder in it is None."""
     contents = []
-    for files in run(look, [folders], group=False, student=False, disk=True)[0].values():
+    for files in run(read_folders, [folders], group=False, student=False, disk=True)[0].values():
         files = {name: one["bytes"] for name, one in files.items()}
         contents.append({name: one if one is None else one.numpy().tobytes() for name, one in files.items()})
     return contents
@@ -394,7 +394,7 @@ def test_1a_two_newest_snapshots():
 def test_1b_on_the_disk_before_it_gets_its_name():
     """Two saves; each fsync and each rename in the second save is recorded"""
     events, name = one(save, saves("snapshots", a_job(), 1, 2)), name_of(2)
-    (files,) = run(look, [["snapshots"]], group=False, student=False, disk=True)
+    (files,) = run(read_folders, [["snapshots"]], group=False, student=False, disk=True)
     there = files["snapshots"].get(name)
     require(there, f"{name} does not exist", "the snapshot of step 2")
     renames = [number for number, one in enumerate(events) if one.get("to") == name]

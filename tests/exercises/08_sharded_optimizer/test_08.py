@@ -22,7 +22,7 @@ import random
 
 import pytest
 import torch
-from give_back import own_pages, settle
+from give_back import free_memory, own_pages
 from grader.testing import Verdict, close, floats, require, run, same, tried
 from torch import nn
 
@@ -150,28 +150,28 @@ def large(student, me, given):
     ]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    settle()
+    free_memory()
     start, held, sent, ends = me.memory(), {}, [], []
 
-    def look(name):
-        settle()
+    def note_memory(name):
+        free_memory()
         held[name] = me.memory() - start
 
     optimizer = make(student, given, parameters)
-    look("when the optimizer was made")
+    note_memory("when the optimizer was made")
     if "state" in given:
         optimizer.load_state_dict(loaded(given["state"], given["rows"]))
-        look("after load_state_dict()")
+        note_memory("after load_state_dict()")
     for number, gradients in enumerate(given["gradients"], 1):
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad.copy_(gradient)
         calls = len(me.calls)
         optimizer.step()
         sent.append(me.sent(calls))
-        look(f"after step {number} of {given['optimizer']}")
+        note_memory(f"after step {number} of {given['optimizer']}")
         if given.get("saves") and number == 1:
             optimizer.state_dict()
-            look("after state_dict()")
+            note_memory("after state_dict()")
         ends.append([[one.detach().amin(0), one.detach().amax(0)] for one in parameters])
     return {"held": held, "sent": sent, "ends": ends}
 

@@ -21,7 +21,7 @@ import random
 
 import pytest
 import torch
-from give_back import own_pages, settle
+from give_back import free_memory, own_pages
 from grader.testing import Verdict, close, floats, integers, require, run, same, so_many, tried
 from torch import nn
 
@@ -152,25 +152,25 @@ def large(student, me, given):
     if "images" in given:
         warm(torch.ones(2, 4)).sum().backward()
     del warm
-    settle()
+    free_memory()
     start, calls, held = me.memory(), len(me.calls), {}
 
-    def look(when):
+    def note_memory(when):
         if when not in held:  # a module may compute again in backward: that is the same forward pass
-            settle()
+            free_memory()
             held[when] = me.memory() - start
 
-    def look_at(number):
+    def note_memory_at(number):
         def see(middle):
-            look(f"when unit {number} computed in forward")
+            note_memory(f"when unit {number} computed in forward")
             if middle.requires_grad:
-                middle.register_hook(lambda slope: look(f"when unit {number} computed in backward"))
+                middle.register_hook(lambda slope: note_memory(f"when unit {number} computed in backward"))
 
         return see
 
     count = range(1, given["count"] + 1)
-    units = [student.Unit(Layers(LARGE, plain=True, look=look_at(number))) for number in count]
-    look("when all units were made")
+    units = [student.Unit(Layers(LARGE, plain=True, look=note_memory_at(number))) for number in count]
+    note_memory("when all units were made")
     if "images" not in given:
         return {"held": held}
     # Only now, and on each rank other numbers: nobody has the weights who does not gather them.
@@ -178,10 +178,10 @@ def large(student, me, given):
         for unit, fill in zip(units, given["fills"], strict=True):
             unit.shard.fill_(fill)
     output = through(units, given["images"])
-    look("after forward")
+    note_memory("after forward")
     forward, back = me.sent(calls), len(me.calls)
     (output * given["slope"]).sum().backward()
-    look("after backward")
+    note_memory("after backward")
     begun = [call for call in me.calls if call.get("phase") == "begin"]
     reduced = max([0, *(call["size"] for call in begun if call["event"] == "all_reduce")])
     sent = {"forward": forward, "backward": me.sent(back)}

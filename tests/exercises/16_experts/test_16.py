@@ -26,7 +26,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from give_back import own_pages, settle
+from give_back import free_memory, own_pages
 from grader.testing import close, floats, integers, require, run, same, so_many, tried
 from torch import nn
 from torch.nn.functional import gelu
@@ -162,16 +162,16 @@ def large(student, me, given):
     """A Mixture of large experts, made here of thin matrices: those of this process only. What the process
     holds after each pass, and what it has sent."""
     own_pages()
-    settle()
+    free_memory()
     start, held = me.memory(), []
     experts = [Expert(*(one @ other for one, other in thin)) for thin in given["thin"]]
     layer = student.Mixture(linear(*given["router"]), experts, given["top_k"], None)
     x = given["x"].requires_grad_()
     output, _ = layer(x)
-    settle()
+    free_memory()
     held.append(me.memory() - start)
     output.backward(given["above"])
-    settle()
+    free_memory()
     held.append(me.memory() - start)
     sent = [me.sent(to=other) for other in range(me.world_size)]
     return {"output": output, "x": x.grad, "held": held, "sent": sent}

@@ -104,7 +104,7 @@ def explain(why: str, seconds: float, seen: list[dict], files: dict[str, str], d
         elif one["ended"] is not None:
             causes.append(ended(rank, one, who, files))
     if causes:
-        raise told(min(causes), ranks)
+        raise as_verdict(min(causes), ranks)
     if why == "memory":
         came = f"your code used more than {MEMORY_OF_ALL >> 30} GB of memory across all its processes"
         raise Verdict("error", came)
@@ -121,7 +121,7 @@ def explain(why: str, seconds: float, seen: list[dict], files: dict[str, str], d
     raise Verdict("timeout", f"{who} {time}{last}{waiting(ranks, busy)}")
 
 
-def told(cause: Cause, ranks: Ranks) -> Verdict:
+def as_verdict(cause: Cause, ranks: Ranks) -> Verdict:
     """A cause as the student reads it, with who was waiting for that rank."""
     came = cause.came
     # gloo ends a process that gets more or fewer numbers than it waits for, and says so in its own words.

@@ -134,7 +134,7 @@ def pytest_runtest_call(item):
         prepare(one, read_files(one, state.folder))
     except Verdict as verdict:
         result.about_file = True
-        note(result, entry, verdict, is_about=said_before(state, verdict))
+        fill_in(result, entry, verdict, is_about=said_before(state, verdict))
         raise
     seed_all(f"{state.seed}/{item.nodeid.rpartition('/')[2]}")
     begin = time.monotonic()
@@ -157,7 +157,7 @@ def pytest_runtest_call(item):
         if verdict.status != "infrastructure" and (ours := solution_fails(item)):
             words = f"with these inputs, the recorded solution does not pass it either ({ours})"
             verdict = Verdict("infrastructure", f"the check itself failed: {words}")
-        note(result, entry, verdict)
+        fill_in(result, entry, verdict)
         result.tried = ranks.Submission.tried or tried_by(item)
         if verdict is not error:
             raise verdict from error
@@ -239,7 +239,7 @@ def repeated(item, folder):
     return None if ranks.Submission.runs else RuntimeError(f"{item.name} has run nothing")
 
 
-def note(result, entry, verdict, is_about=""):
+def fill_in(result, entry, verdict, is_about=""):
     came = printed.fewer(wording.visible(verdict.came).split("\n"), *printed.RAISED)
     result.status, result.came = verdict.status, "\n".join(came)
     result.expected = wording.visible(verdict.expected)

@@ -30,7 +30,7 @@ def is_at_work(thread):
     return False  # it has ended
 
 
-def settle():
+def free_memory():
     """Hand memory that is free back to the system, or it would be counted as used.
 
     A call of torch.distributed may return before gloo's thread has let go of the tensors that it sent. For

@@ -1,6 +1,6 @@
 """Draw sentences at random from everything that readers read, for two people to label.
 
-    python tests/reading/draw.py --seed 1 --count 60
+    python tests/reading_questions/draw.py --seed 1 --count 60
 
 You will see numbered sentences, each with the file that it comes from: README, pages, the text of notebooks,
 the READMEs of the folders, and the docstrings and comments of lessons and exercises. The same seed draws the

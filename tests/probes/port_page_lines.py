@@ -1,6 +1,6 @@
 """Run the rows of the page "Your own script" on two processes: their lines, and what follows without them.
 
-    torchrun --standalone --nproc-per-node 2 tests/probes/port_rows.py
+    torchrun --standalone --nproc-per-node 2 tests/probes/port_page_lines.py
 
 A row's fences are scripts for several processes, without the lines that have a minus, and for one process,
 without those that have a plus. For each fence there is an entry in ROWS: what comes before it, and what holds

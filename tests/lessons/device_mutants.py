@@ -1,7 +1,7 @@
 """Take each `.to(device)`, `device=` and gloo group out of the lessons in turn: do the tests notice?
 
-    python -m tests.lessons.without_device               all lessons; about an hour on two cores
-    python -m tests.lessons.without_device 04 snapshot   some of them, or of the files that they share
+    python -m tests.lessons.device_mutants               all lessons; about an hour on two cores
+    python -m tests.lessons.device_mutants 04 snapshot   some of them, or of the files that they share
 
 You will see a line for each mutant: noticed, and by what, or not noticed. The tests are those of a lesson on
 two simulated GPUs, once as it is and once with its data left on the CPU, where most calls of `.to(device)`
