@@ -103,7 +103,7 @@ def train(rank, world_size, device, arguments):
             scaler.scale(loss).backward()
             scaler.step(optimizer)  # skips the step if a gradient is not finite
             scaler.update()  # halves the scale after a skipped step
-            before, scale = scale, scaler.get_scale()  # waits for the GPU, too
+            before, scale = scale, scaler.get_scale()  # get_scale also waits for the GPU
             if scale < before:
                 skipped += 1
             else:
