@@ -71,7 +71,7 @@ def train(rank, world_size, device, arguments):
             torch.save(state, temporary)
             temporary.replace(snapshot)  # a crash while saving leaves the previous snapshot intact
 
-    if rank == 0:  # otherwise all ranks would write the same weights to this file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

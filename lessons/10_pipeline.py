@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
 from parts import timeline
-from parts.stages import BEGINNINGS, check  # this module is the other half of the lesson
+from parts.stages import BEGINNINGS, check  # the other half of this lesson
 
 
 def train(rank, world_size, device, arguments):

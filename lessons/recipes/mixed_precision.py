@@ -138,7 +138,7 @@ def train(rank, world_size, device, arguments):
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0 and fp16:
         print(f"skipped {skipped} steps since the last start, scale {scaler.get_scale():,.0f}")
-    if rank == 0:  # otherwise all ranks would write the same weights to this file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     snapshots.close()
     return False
