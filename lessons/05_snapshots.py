@@ -3,9 +3,8 @@ r"""Lesson 05: snapshots, so that a crash costs at most one epoch, not the whole
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/05_snapshots.py --crash-at 3
 
-You will see a process killed in epoch 3 and both processes restarted. They load the snapshot
-of epoch 2, so the losses match lesson 01's. Without the environment variable in this command,
-restarted processes could try to connect to dead ones.
+You will see a process killed in epoch 3 and both restarted from the snapshot of epoch 2, so the losses
+match lesson 01's. Without the environment variable, a restarted process could try to connect to a dead one.
 """
 
 import os
