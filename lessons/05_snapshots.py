@@ -3,8 +3,8 @@ r"""Lesson 05: snapshots, so that a crash costs at most one epoch, not the whole
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/05_snapshots.py --crash-at 3
 
-You will see a process killed in epoch 3 and both restarted from the snapshot of epoch 2, so the losses
-match lesson 01's. Without the environment variable, a restarted process could try to connect to a dead one.
+You will see a process killed in epoch 3 and both restarted from the snapshot of epoch 2: the losses match
+lesson 01's. Without the command's environment variable, a restarted process could try to reach a dead one.
 """
 
 import os
@@ -61,7 +61,7 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:

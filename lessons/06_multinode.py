@@ -2,7 +2,7 @@ r"""Lesson 06: many machines.
 
     bash lessons/launch/two_terminals.sh
 
-You will see lesson 01's losses again. Two torchrun launchers stand for two machines. On two real machines,
+You will see lesson 01's losses again. Two torchrun launchers stand in for two machines. On two real machines,
 run this command on each, with the name of one machine as HOST:
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
         lessons/06_multinode.py --out FOLDER_ON_A_SHARED_DISK
@@ -65,7 +65,7 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:

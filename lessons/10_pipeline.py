@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/10_pipeline.py
 
-You will see lesson 01's losses again. A stage is a group of consecutive layers. It sends
-its output to the next process and receives the gradient of this output. Each batch is
-split into micro-batches, so that all stages can work at the same time.
+You will see lesson 01's losses again. A stage is a group of consecutive layers. Each
+stage sends its output to the next process and receives the gradient of this output.
+Each batch is split into micro-batches, so that all stages can work at the same time.
 The option --schedule chooses one of four orders of the work.
     naive        one whole batch at a time: while one process works, all others wait
     gpipe        all micro-batches forward, then all backward

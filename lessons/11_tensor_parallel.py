@@ -83,7 +83,7 @@ def make_plan(sequence_parallel):
     """Shard one matrix by columns, the next by rows: nothing travels in between."""
     replicated = Replicate()  # every process has the whole tensor
     by_position = Shard(1)  # each process has some of the positions
-    between = by_position if sequence_parallel else replicated  # tensors have this layout between two blocks
+    between = by_position if sequence_parallel else replicated  # activations have this layout between blocks
     plan = {
         # Prepare the input once: otherwise query, key and value would each all-reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=between, desired_input_layouts=replicated),

@@ -106,7 +106,7 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
     return model
 
 
-def shard(model, mesh, **options):  # these are passed to fully_shard, for example a precision
+def shard(model, mesh, **options):  # fully_shard gets these options, for example a precision
     """Shard over "tensor" as in lesson 11, and then shard the result over "data"."""
     # Tensor parallelism comes first: it cannot shard what FSDP has already sharded.
     parallelize_module(model, mesh["tensor"], make_plan())

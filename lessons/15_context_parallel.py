@@ -47,7 +47,7 @@ def train(rank, mesh, device, arguments):
     context_rank, context_size = mesh["context"].get_local_rank(), mesh["context"].size()
     positions = positions_of(context_rank, context_size, arguments.order, arguments.length).to(device)
     model = build_model(len(characters), arguments.length, arguments.width).to(device)
-    # In one group, NCCL would run FSDP's collectives only after the ring's messages.
+    # In one group with the ring, FSDP's collectives would wait for the ring's messages.
     ring = workload.make_mesh(device, data=data_size, context=context_size).get_group("context")
     shard(model, mesh, ring, arguments.order)
     compare_orders(rank, mesh, ring, device, arguments)

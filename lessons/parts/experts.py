@@ -111,7 +111,7 @@ class Experts(nn.Module):
         arrived = AllToAll.apply(rows, sent, received)
         up, down = self.up.to_local(), self.down.to_local()
         answers = []
-        # Process 0's rows come first, in the order of experts, then process 1's.
+        # Rows are ordered by process, and within each process by expert.
         for number, part in enumerate(arrived.split(counts[:, rank].flatten().tolist())):
             expert = number % len(up)
             answers.append(gelu(part @ up[expert]) @ down[expert])

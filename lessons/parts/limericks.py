@@ -1,6 +1,6 @@
 """The text of lessons 13, 15, 16 and 17: limericks by Edward Lear.
 
-They come from "A Book of Nonsense" (1846) and "More Nonsense" (1872), and are in the public
+The limericks come from "A Book of Nonsense" (1846) and "More Nonsense" (1872), and are in the public
 domain. limericks.txt contains 211 of the books' 212 limericks, copied from Project Gutenberg
 ebooks 982 and 13650. Each has five lines and consistent capitals, and misprints are corrected.
 """
@@ -49,7 +49,7 @@ def temperature(text):
 
 
 def load(arguments, device="cpu"):
-    """Return all characters, the training set and the test set. Both sets are on the device."""
+    """Return all characters and, on the device, the training set and the test set."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
     text = Path(__file__).with_suffix(".txt").read_text()
@@ -114,8 +114,8 @@ def show(when, texts, characters):
 class Recent(nn.Module):
     """Turns each character into a vector, and mixes in the vectors of the characters just before it.
 
-    A transformer can learn by itself to attend to these characters. But on so little text,
-    a small transformer takes three times as long to learn it without this layer.
+    A transformer can learn by itself to attend to these characters. Without this layer, a
+    small transformer takes three times as long to do so on so little text.
     """
 
     def __init__(self, characters, hidden, count=4):

@@ -1,6 +1,6 @@
 """Lesson 13's snapshots: each process writes and reads its own shards.
 
-They extend lesson 09's checkpoints: a run can save after any step,
+These snapshots extend lesson 09's checkpoints: a run can save after any step,
 and a crash never leaves half a snapshot, as in lesson 05.
 """
 
@@ -25,7 +25,7 @@ class Snapshots:
         self.scheduler = scheduler
         if dist.get_rank() == 0:
             for unfinished in self.folder.glob(f"{self.lesson}.epoch*.temporary"):
-                shutil.rmtree(unfinished)  # a run was killed while it saved this
+                shutil.rmtree(unfinished)  # a run that was killed while saving left this folder
 
     def save(self, epoch, step, loss_sum):
         path = self.folder / f"{self.lesson}.epoch{epoch:04}-step{step:06}.snapshot"

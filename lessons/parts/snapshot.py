@@ -191,7 +191,7 @@ class StopVote:
         self.question = dist.all_reduce(self.told, group=self.control, async_op=True)
 
     def last_answer(self):
-        """Return the vote's result, equal in all processes; False before any vote."""
+        """Return the last vote's result, equal in all processes, or False before any vote."""
         self.wait()
         return self.told.item() > 0
 

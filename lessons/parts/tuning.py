@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-# Creating the first optimizer would import this module, a second or more of the first trial.
+# Creating an optimizer imports this module, which would cost the first trial a second or more.
 import torch._dynamo  # noqa: F401
 
 import workload
@@ -101,7 +101,7 @@ class Lock:
     kernel releases the lock.
 
     Optuna's own locks are files, which remain if their owner dies. After 30 seconds,
-    another worker removes such a file. An owner that is only slow then fails. If
+    another worker removes such a file. An owner that is merely slow then fails. If
     the journal has a relative path, Optuna's default lock is a link that points
     nowhere: no worker removes this link, so the other workers wait forever.
     """
@@ -119,8 +119,8 @@ class Lock:
 
 
 def open_study(arguments):
-    """Return the search in this folder. The first worker creates it, and later workers
-    join.
+    """Return the search in this folder. The first worker creates the search, and later
+    workers join it.
     """
     path = arguments.out / f"{arguments.lesson}.journal"
     if result_of(arguments).exists():

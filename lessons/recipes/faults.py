@@ -4,8 +4,8 @@ r"""The cost of failures if all groups restart, and if only the failed group res
 
 This script simulates one failure after another. A full restart stops all groups and
 repeats the steps since the last snapshot. Without a full restart, the other groups lose
-a step and go on while the group that failed is away. Change the numbers with the options:
-see --help.
+a step and go on while the group that failed is away. Change the numbers with the
+options: see --help.
 """
 
 import argparse
