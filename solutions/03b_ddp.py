@@ -28,8 +28,8 @@ first bucket then also fills up first. Put a parameter into the current bucket u
 hold more than `bucket_bytes`. If the bucket would hold more, start a new bucket. (A parameter larger than
 `bucket_bytes` gets its own bucket.) Parameters that are frozen when the wrapper is made belong to no bucket,
 and no bucket is empty. If all parameters are frozen, there is no bucket. A parameter that is frozen later has
-no gradient from then on. All parameters have the same dtype (buffers may have other dtypes). They may have
-any memory format, such as channels_last. There are no sparse gradients, such as those of
+no gradient from then on. All parameters have the same dtype (buffers may have other dtypes). Parameters may
+have any memory format, such as channels_last. There are no sparse gradients, such as those of
 `nn.Embedding(sparse=True)`.
 
 DDP itself builds its buckets differently. DDP closes a bucket only once the size limit is reached, so a

@@ -9,7 +9,7 @@ Nothing else that is random may influence the order, because the global random s
 `random`, numpy) differs between ranks.
 
 All shards must have the same length. Otherwise a rank that has one more batch would wait forever for the
-other ranks. So either the images that are left over are dropped, or some images are dealt out again until all
+other ranks. So either the leftover images are dropped, or some images are dealt out again until all
 ranks have the same number of images.
 
 In an evaluation, counting an image twice, or not at all, makes the accuracy wrong. So each image is dealt
@@ -30,7 +30,7 @@ from torch.utils.data import Sampler
 class ShareSampler(Sampler):
     """The numbers (0 to size - 1) of the images that this rank sees in an epoch, in order.
 
-    Each number is a Python int. It must not be a tensor, because a set or a dict treats two tensors as
+    Each number is a Python int. A tensor is not allowed, because a set or a dict treats two tensors as
     different even if they contain the same number. The sampler needs no process group: `rank` and
     `world_size` are arguments. `size` may be smaller than `world_size`, and it may be 0. With `drop_last`, no
     image occurs twice in the shards of all ranks together. Without `drop_last`, every image occurs at least

@@ -20,8 +20,8 @@ do.
     06.11 (1 point)  each process uses its own device
     06.12 (1 point)  one process downloads, and the other processes wait for it
 
-The grader calls each function on several processes, which are already in a process group. It generates new
-weights, images and files, and looks at the results: the weights, the losses and the files.
+The grader calls each function on several processes, which are already in a process group. The grader
+generates new weights, images and files, and looks at the results: the weights, the losses and the files.
 """
 
 import os

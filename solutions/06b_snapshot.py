@@ -7,7 +7,7 @@ continuous loss curve.
 
 The process may be killed while it saves. So a snapshot is first written to a temporary file in the same
 folder, under a different name. Then the file is flushed from Python to the system (`file.flush`), and from
-the system's memory to the disk (`os.fsync` of `file.fileno()`). Only then is it renamed (`os.replace`,
+the system's memory to the disk (`os.fsync` of `file.fileno()`). Only then is the file renamed (`os.replace`,
 `Path.replace`): within a folder, a rename happens either completely or not at all. Until the rename has
 happened, the previous snapshot is still needed.
 

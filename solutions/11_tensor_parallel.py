@@ -20,8 +20,8 @@ the stored weight.
 What travels. Each process works on a copy of the same x. In backward, each process computes only its part of
 the gradient of x, so the parts must be added up. At the output it is the other way round: the parts are added
 up in forward, and in backward each part gets the gradient of the sum unchanged. In lesson 08, each rank had
-its own loss, so the gradients of all ranks had to be added up. Here all ranks compute the same loss, so each
-rank already has the whole gradient of the sum.
+its own loss, so the gradients of all ranks had to be added up. In tensor parallelism, all ranks compute the
+same loss, so each rank already has the whole gradient of the sum.
 
 You write the two operations, copying x and adding up the parts, as autograd functions that mirror each other.
 `forward` computes the result. `backward` is given the gradient of the result, and returns the gradient of the

@@ -6,10 +6,11 @@ rank, its owner. Only the owner keeps the parameter's optimizer state and update
 owner sends the new weights to the other ranks. With N processes, each process keeps about 1/N of the state,
 and all processes end up with the weights that a single optimizer would have computed.
 
-Your class takes any optimizer class of torch.optim as an argument. It builds one optimizer of this class
-for the parameters that its own rank owns. Parameters may have any memory format, such as channels_last, and
-different dtypes. The process group already exists, all ranks start with the same weights, and the gradients
-are averaged before `step()` is called. Only the owner's gradient of a parameter counts; send no gradients.
+Your class takes any optimizer class of torch.optim as an argument. Your class builds one optimizer of the
+given class for the parameters that its own rank owns. Parameters may have any memory format, such as
+channels_last, and different dtypes. The process group already exists, all ranks start with the same weights,
+and the gradients are averaged before `step()` is called. Only the owner's gradient of a parameter counts;
+send no gradients.
 
 The base class. `torch.optim.Optimizer.__init__(parameters, defaults)` takes tensors, or groups: dicts with
 "params" and some options. The constructor turns them into `param_groups`, a list of dicts: tensors without

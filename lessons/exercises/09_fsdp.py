@@ -57,7 +57,7 @@ gradients are added up in float32 too. A unit's input and output are float32; on
 computes in bfloat16.
 
 The process group already exists, and the modules are equal on all ranks at the start. A module takes one
-tensor and returns one tensor. All of its parameters are float32 and trained, no parameter is shared, and
+tensor and returns one tensor. All parameters of a module are float32 and trained, no parameter is shared, and
 the module has neither buffers nor dropout. All ranks call the same units in the same order.
 
     09.1 (1 point)   one flat tensor, and the shard of a rank

@@ -1,10 +1,10 @@
 """Try your answers by hand: python lessons/exercises/try.py 03
 
-This starts your file on as many processes as the exercise needs (--ranks 3 starts three), and calls your
-functions with small inputs. Every printed line, including the lines that your file prints, begins with the
-rank. The program stops at the first function that you have not written yet. If processes wait for each
-other forever, gloo gives up after ten seconds, and the traceback shows the line in your file; Ctrl-C stops
-it sooner.
+This command starts your file on as many processes as the exercise needs (--ranks 3 starts three), and calls
+your functions with small inputs. Every printed line, including the lines that your file prints, begins with
+the rank. The program stops at the first function that you have not written yet. If processes wait for each
+other forever, gloo gives up after ten seconds, and the traceback shows the line in your file; Ctrl-C stops it
+sooner.
 
 Below is a function for each exercise, for example try_03 for exercise 03. Read and change these functions
 as you like. The grader does not look at this file. The bug hunt has its own program, 04a_bug_hunt/start.py.
