@@ -2,7 +2,7 @@
 
     python lessons/02_data_parallel.py
 
-You will see lesson 01's losses again. In every step, one process with one thread per GPU does this:
+You will see lesson 01's losses again. In every step, one process with one thread per GPU does six things.
     scatter    GPU 0 splits the batch into one chunk per GPU
     replicate  GPU 0 copies the whole model to all other GPUs, again in every step
     forward    each thread runs one copy, but Python's lock (the GIL) lets only one run Python code at a time

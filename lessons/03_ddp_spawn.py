@@ -20,7 +20,7 @@ import workload
 
 def worker(rank, world_size, rendezvous, arguments):
     device = workload.pick_device(rank)
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()
@@ -42,7 +42,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -56,13 +56,13 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # all ranks hold the same weights, and would write the same file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

@@ -3,8 +3,8 @@ r"""Lesson 05: snapshots, so that a crash costs at most one epoch, not the whole
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/05_snapshots.py --crash-at 3
 
-You will see a process killed in epoch 3 and both processes restarted. They load the snapshot of epoch 2, so
-the losses match lesson 01's. Without the variable, restarted processes could try to connect to dead ones.
+You will see a process killed in epoch 3 and both restarted from the snapshot of epoch 2: the losses match
+lesson 01's. Without the command's environment variable, a restarted process could try to reach a dead one.
 """
 
 import os
@@ -46,7 +46,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -61,16 +61,16 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
             state = {name: part.state_dict() for name, part in parts.items()} | {"epoch": epoch}
             torch.save(state, temporary)
-            temporary.replace(snapshot)  # a crash while saving leaves the last snapshot as it was
+            temporary.replace(snapshot)  # a crash while saving leaves the previous snapshot intact
 
-    if rank == 0:  # all ranks hold the same weights, and would write the same file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
@@ -89,8 +89,8 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -2,8 +2,8 @@ r"""Lesson 06: many machines.
 
     bash lessons/launch/two_terminals.sh
 
-You will see lesson 01's losses again. Two torchrun launchers stand for two machines. On two real machines,
-run this command on both, with the name of one of them as HOST:
+You will see lesson 01's losses again. Two torchrun launchers stand in for two machines. On two real machines,
+run this command on each, with the name of one machine as HOST:
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
         lessons/06_multinode.py --out FOLDER_ON_A_SHARED_DISK
 """
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import workload
 
 
-@record  # torchrun's report then has the traceback of the first process that failed
+@record  # record puts the first failed process's traceback into torchrun's report
 def train(rank, world_size, device, arguments):
     check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
@@ -50,7 +50,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -65,21 +65,21 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
             state = {name: part.state_dict() for name, part in parts.items()} | {"epoch": epoch}
             torch.save(state, temporary)
-            temporary.replace(snapshot)  # a crash while saving leaves the last snapshot as it was
+            temporary.replace(snapshot)  # a crash while saving leaves the previous snapshot intact
 
-    if rank == 0:  # all ranks hold the same weights, and would write the same file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
 def check_shared(folder, rank, device):
-    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
+    """A machine that cannot see rank 0's snapshot would start over at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:
@@ -104,8 +104,8 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -3,7 +3,7 @@ r"""Lesson 06a: snapshots after any step, from which a run resumes exactly.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/06a_any_step.py --snapshot-every 30 --crash-at 3
 
-You will see the run resume after step 90 of epoch 3. It writes the same bytes as an uninterrupted run.
+You will see the run resume after step 90 of epoch 3 and write the same bytes as an uninterrupted run.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import workload
 
 
-@record  # torchrun's report then has the traceback of the first process that failed
+@record  # record puts the first failed process's traceback into torchrun's report
 def train(rank, world_size, device, arguments):
     check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
@@ -51,10 +51,10 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
-        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or all ranks draw the same numbers
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # ranks must draw different numbers
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
-            if step <= done:  # trained already, but loading may draw random numbers
+            if step <= done:  # loading a skipped batch may change the random state
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
                 continue
             images, labels = images.to(device), labels.to(device)
@@ -71,34 +71,34 @@ def train(rank, world_size, device, arguments):
                 state |= {"epoch": epoch, "step": step, "processes": processes}
                 if rank == 0:
                     torch.save(state, temporary)
-                    temporary.replace(snapshot)  # a crash while saving leaves the last snapshot as it was
+                    temporary.replace(snapshot)  # a crash while saving leaves the previous snapshot intact
         workload.crash_once(epoch == arguments.crash_at)
         scheduler.step()
         dist.all_reduce(loss_sum)
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
-    if rank == 0:  # all ranks hold the same weights, and would write the same file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
 def settle(model, images):
-    """DDP adds up in another order after its first backward pass: run that pass now."""
-    model.eval()  # leaves batch norm and the random state as they are
+    """Run DDP's first backward pass now: later passes sum in a different order."""
+    model.eval()  # evaluation mode changes neither batch norm nor the random state
     model(images).sum().backward()
     model.train()
     model.zero_grad()
 
 
 def check_shared(folder, rank, device):
-    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
+    """A machine that cannot see rank 0's snapshot would start over at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:
@@ -124,8 +124,8 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -3,8 +3,8 @@ r"""Lesson 06b: preempted runs and damaged snapshots.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/06b_preemption.py --snapshot-every 30 --crash-at 3
 
-You will see lesson 06a's lines again. Start another run and press Ctrl-C: all processes save after the same
-step and exit with status 75. parts/snapshot.py also handles damaged files, full disks and a second run.
+You will see lesson 06a's output again. Start another run and press Ctrl-C: all processes save after the same
+step and exit with status 75. parts/snapshot.py also handles damaged files, full disks and concurrent runs.
 """
 
 import os
@@ -61,10 +61,10 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
-        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or all ranks draw the same numbers
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # ranks must draw different numbers
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
-            if step <= done:  # trained already, but loading may draw random numbers
+            if step <= done:  # loading a skipped batch may change the random state
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
                 continue
             images, labels = images.to(device), labels.to(device)
@@ -89,29 +89,29 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
-    if rank == 0:  # all ranks hold the same weights, and would write the same file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     snapshots.close()
     return False
 
 
 def settle(model, images):
-    """DDP adds up in another order after its first backward pass: run that pass now."""
-    model.eval()  # leaves batch norm and the random state as they are
+    """Run DDP's first backward pass now: later passes sum in a different order."""
+    model.eval()  # evaluation mode changes neither batch norm nor the random state
     model(images).sum().backward()
     model.train()
     model.zero_grad()
 
 
 def check_shared(folder, rank, device):
-    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
+    """A machine that cannot see rank 0's snapshot would start over at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:
@@ -140,9 +140,9 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    timeout = timedelta(seconds=arguments.time_limit)  # PyTorch's default: 30 minutes (NCCL: 10)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    timeout = timedelta(seconds=arguments.time_limit)  # PyTorch waits 30 minutes by default (NCCL: 10)
     dist.init_process_group(backend, timeout=timeout)
     stopped = train(rank, world_size, device, arguments)
     dist.destroy_process_group()

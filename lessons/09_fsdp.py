@@ -4,9 +4,9 @@
 
 You will see lesson 01's losses and how many bytes each process holds. fully_shard
 (FSDP) gives each process a shard of every weight, with the shard's gradient and
-momentum. It gathers a layer just before the layer computes. The script saves a
-checkpoint after each epoch. If you stop the run and start it again on a different
-number of processes, it resumes from the last checkpoint.
+momentum. FSDP gathers a layer's weights just before the layer computes. The script
+saves a checkpoint after each epoch. If you stop the run and start it again on a
+different number of processes, it resumes from the last checkpoint.
 """
 
 import math
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
-from parts.checkpoints import Checkpoints  # the other half of this lesson
+from parts.checkpoints import Checkpoints  # this module is the other half of the lesson
 
 
 def train(rank, world_size, device, arguments):
@@ -39,9 +39,9 @@ def train(rank, world_size, device, arguments):
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
-    with torch.device("meta"):  # shapes without memory: the model may be too large
+    with torch.device("meta"):  # the whole model may not fit into memory
         model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
-    shard(model, arguments, device)  # first, because the optimizer must get the shards
+    shard(model, arguments, device)  # shard first, because the optimizer needs shards
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     checkpoints = Checkpoints(arguments, model, optimizer, scheduler)
@@ -49,7 +49,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -68,12 +68,12 @@ def train(rank, world_size, device, arguments):
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
-        checkpoints.save(epoch)  # a thread writes it while training continues
+        checkpoints.save(epoch)  # a thread writes the checkpoint while training continues
 
-    checkpoints.wait()  # otherwise the process group would end before the thread
+    checkpoints.wait()  # the writing thread still needs the process group
     if first <= arguments.epochs:  # a run that resumes after the last epoch has no gradients
         report_memory(rank, world_size, model, optimizer)
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: if only rank 0 called it, rank 0 would wait forever.
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=full)
     if rank == 0:
@@ -81,7 +81,7 @@ def train(rank, world_size, device, arguments):
 
 
 def shard(model, arguments, device):
-    if arguments.checkpoint_activations:  # keeps only the input of the first five layers
+    if arguments.checkpoint_activations:  # recompute the first five layers in backward
         model.forward = partial(checkpoint_sequential, list(model), 2, use_reentrant=False)
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
     mesh = workload.make_mesh(device, data=arguments.world_size)
@@ -94,7 +94,7 @@ def shard(model, arguments, device):
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
     for layer in model:
         if list(layer.parameters()):
-            # Each layer is initialized whole, as in lesson 01, and sharded before the next one is.
+            # Initialize each whole layer as in lesson 01, and shard it before initializing the next layer.
             layer.to_empty(device="cpu").reset_parameters()
             fully_shard(layer, **options)
     # The root comes last. If only the root were sharded, FSDP would gather all layers at once.
@@ -136,9 +136,9 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

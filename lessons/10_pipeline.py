@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/10_pipeline.py
 
-You will see lesson 01's losses again. A stage is a group of consecutive layers. It sends
-its output to the next process and receives the gradient of this output. Each batch is
-split into micro-batches, so that all stages can work at the same time.
---schedule chooses the order of the work:
+You will see lesson 01's losses again. A stage is a group of consecutive layers. Each
+stage sends its output to the next process and receives the gradient of this output.
+Each batch is split into micro-batches, so that all stages can work at the same time.
+The option --schedule chooses one of four orders of the work.
     naive        one whole batch at a time: while one process works, all others wait
     gpipe        all micro-batches forward, then all backward
     1f1b         each backward as soon as possible: waits as in gpipe, but holds fewer micro-batches
@@ -54,11 +54,11 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
-            losses = []  # one per micro-batch; stays empty except in the last stage
+            losses = []  # only the last stage adds losses, one per micro-batch
             optimizer.zero_grad()
             # Only the first stage uses the images, and only the last stage uses the labels.
             schedule.step(images, target=labels, losses=losses, return_outputs=False)
@@ -91,13 +91,13 @@ def train(rank, world_size, device, arguments):
 
 
 def build_stages(model, rank, device, arguments):
-    """Build this process's stages. Only these layers go to its device."""
+    """Build this process's stages, and move only their layers to its device."""
     layers = list(model.named_children())
     borders = [*BEGINNINGS[arguments.stages], len(layers)]
     stages = []
     for index in range(rank, arguments.stages, arguments.world_size):
         own = layers[borders[index] : borders[index + 1]]
-        module = nn.Sequential(OrderedDict(own)).to(device)  # a list would number the layers from 0
+        module = nn.Sequential(OrderedDict(own)).to(device)  # a plain list would restart layer names at 0
         stages.append(PipelineStage(module, index, arguments.stages, device))
     return stages
 
@@ -113,12 +113,12 @@ def make_schedule(stages, arguments):
 @torch.no_grad()
 def count_correct(schedule, test_set, device, arguments):
     count = len(test_set)
-    # All micro-batches must have the same size. Copies of the first images fill up the last one.
+    # All micro-batches must have the same size. Copies of the first images fill up the last micro-batch.
     missing = -count % arguments.microbatches
     rows = torch.arange(count + missing) % count
     images, labels = test_set.images[rows].to(device), test_set.labels[rows].to(device)
     output = schedule.eval(images, target=labels)
-    if output is None:  # the last stage is in another process
+    if output is None:  # only the process of the last stage gets the output
         return torch.zeros((), dtype=torch.int64, device=device)
     return (output.argmax(dim=1) == labels)[:count].sum()
 
@@ -132,13 +132,13 @@ if __name__ == "__main__":
     option("--timeline", action="store_true", help="record who works when in the last step")
     option("--pretend-milliseconds", type=float, default=0, help=timeline.PRETEND)
     arguments = parser.parse_args()
-    workload.require_torchrun(__file__, torch="2.13")  # in an older torch, a schedule allows one batch size
+    workload.require_torchrun(__file__, torch="2.13")  # before 2.13, a schedule accepts only one batch size
     workload.check(arguments, replicas=1)  # the batch is not divided among processes
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

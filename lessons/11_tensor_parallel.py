@@ -49,13 +49,13 @@ def train(rank, world_size, device, arguments):
     parallelize_module(model, mesh, make_plan(arguments.sequence_parallel))
     images, labels = train_set[:size]
     count_collectives(rank, model, images.to(device), labels.to(device))
-    # Not foreach, PyTorch's default on a GPU: it cannot mix sharded matrices and ordinary ones.
+    # Not foreach, PyTorch's default on a GPU: it cannot mix sharded and ordinary matrices.
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9, foreach=False)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -73,19 +73,19 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: if only rank 0 called it, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
 
 
 def make_plan(sequence_parallel):
-    """Columns of one matrix, then rows of the next: nothing travels between the two."""
-    replicated = Replicate()  # the whole tensor, on every process
+    """Shard one matrix by columns, the next by rows: nothing travels in between."""
+    replicated = Replicate()  # every process has the whole tensor
     by_position = Shard(1)  # each process has some of the positions
-    between = by_position if sequence_parallel else replicated  # the layout between two blocks
+    between = by_position if sequence_parallel else replicated  # activations have this layout between blocks
     plan = {
-        # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.
+        # Prepare the input once: otherwise query, key and value would each all-reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=between, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -95,7 +95,7 @@ def make_plan(sequence_parallel):
         "blocks.*.feed_forward.down": RowwiseParallel(output_layouts=between),
     }
     if sequence_parallel:
-        # A norm works on one position at a time. optimizer.step() adds up its gradients.
+        # Each process normalizes its positions; optimizer.step() sums the gradients.
         plan["blocks.*.*_norm"] = SequenceParallel()
         plan["norm"] = SequenceParallel()
         plan["blocks.0"] = PrepareModuleInput(
@@ -146,9 +146,9 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % world_size:
         workload.refuse(f"{world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

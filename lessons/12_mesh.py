@@ -38,12 +38,12 @@ def train(rank, mesh, device, arguments):
     # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
-    # Not rank and world_size: processes that share matrices must read the same images.
+    # With rank and world_size, processes that share matrices would read different images.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All ranks test on all images: if one rank had a batch more than another, FSDP's forward would hang.
+    # All ranks test on all images: if one rank had an extra batch, FSDP's forward would hang.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = ImageTransformer(train_set.images.shape[1:], arguments.width, HEADS).to(device)
@@ -55,7 +55,7 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -65,7 +65,7 @@ def train(rank, mesh, device, arguments):
             optimizer.step()
             loss_sum += loss.detach()
         scheduler.step()
-        # Not over all ranks: ranks that share matrices have the same loss, which would count twice.
+        # Add up over "data" only: ranks that share matrices have the same loss, which would count twice.
         dist.all_reduce(loss_sum, group=mesh.get_group("data"))
         mean_loss = loss_sum.item() / len(train_loader) / data_size
         seconds = time.perf_counter() - start
@@ -75,9 +75,9 @@ def train(rank, mesh, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: if only rank 0 called it, rank 0 would wait forever.
     for part in (*model.blocks, model):
-        part.unshard()  # gathers over "data" only: over "tensor", it stays sharded as in lesson 11
+        part.unshard()  # FSDP gathers over "data" only; over "tensor", the weights stay sharded
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -89,14 +89,14 @@ def shard(model, mesh):
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"])
-    fully_shard(model, mesh=mesh["data"])  # the layers outside the blocks
+    fully_shard(model, mesh=mesh["data"])  # this shards the layers outside the blocks
 
 
 def make_plan():
-    """Columns of one matrix, then rows of the next: nothing travels between the two."""
-    replicated = Replicate()  # the whole tensor, on every process
+    """Shard one matrix by columns, the next by rows: nothing travels in between."""
+    replicated = Replicate()  # every process has the whole tensor
     return {
-        # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.
+        # Prepare the input once: otherwise query, key and value would each all-reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -152,9 +152,9 @@ if __name__ == "__main__":
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
             f"{world_size} processes: take 1"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)

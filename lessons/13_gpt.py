@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
 from parts import limericks
-from parts.sharded_snapshot import Snapshots  # the other half of this lesson
+from parts.sharded_snapshot import Snapshots  # this module is the other half of the lesson
 from parts.transformer import Transformer
 
 HEADS = 4
@@ -40,12 +40,12 @@ def train(rank, mesh, device, arguments):
     # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
-    # Not rank and world_size: processes that share matrices must read the same texts.
+    # With rank and world_size, processes that share matrices would read different texts.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All ranks test on all texts: if one rank had a batch more than another, FSDP's forward would hang.
+    # All ranks test on all texts: if one rank had an extra batch, FSDP's forward would hang.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = build_model(len(characters), hidden=arguments.width).to(device)
@@ -60,12 +60,12 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         batches = workload.progress(train_loader, epoch)
         batches = islice(batches, done, None)  # skip the steps that the killed run has already taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
-            with loss_parallel():  # each process keeps the scores of its own characters
+            with loss_parallel():  # the scores stay sharded over the characters
                 scores = model(texts)
                 loss = cross_entropy(scores.flatten(0, 1), following.flatten())
                 optimizer.zero_grad()
@@ -74,7 +74,7 @@ def train(rank, mesh, device, arguments):
             scheduler.step()
             loss_sum += loss.detach().to_local()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
-                average(loss_sum, mesh)  # so that any mesh can resume from the snapshot
+                average(loss_sum, mesh)  # any mesh can resume from the averaged loss
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
         average(loss_sum, mesh)
@@ -89,9 +89,9 @@ def train(rank, mesh, device, arguments):
         snapshots.save(epoch + 1, done, loss_sum)
 
     limericks.write("after training", arguments.characters, model, characters, device, arguments)
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: if only rank 0 called it, rank 0 would wait forever.
     for part in (*model.blocks, model):
-        part.unshard()  # gathers over "data" only, so the part is still sharded as in lesson 11
+        part.unshard()  # FSDP gathers over "data" only; over "tensor", the part stays sharded
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -102,26 +102,26 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
     embedding = limericks.Recent(characters, hidden)
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
-    nn.init.normal_(model.position.weight, std=0.02)  # as small as the embeddings of the characters
+    nn.init.normal_(model.position.weight, std=0.02)  # both kinds of embeddings start equally small
     return model
 
 
-def shard(model, mesh, **options):  # options of fully_shard, such as dry_run.py's precision
+def shard(model, mesh, **options):  # fully_shard gets these options, for example a precision
     """Shard over "tensor" as in lesson 11, and then shard the result over "data"."""
     # Tensor parallelism comes first: it cannot shard what FSDP has already sharded.
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"], **options)
-    fully_shard(model, mesh=mesh["data"], **options)  # the layers outside the blocks
+    fully_shard(model, mesh=mesh["data"], **options)  # this shards the layers outside the blocks
 
 
 def make_plan():
-    """Columns of one matrix, then rows of the next: nothing travels between the two."""
-    replicated = Replicate()  # the whole tensor, on every process
+    """Shard one matrix by columns, the next by rows: nothing travels in between."""
+    replicated = Replicate()  # every process has the whole tensor
     return {
         "embedding.table": ColwiseParallel(output_layouts=replicated),
         "position": ColwiseParallel(output_layouts=replicated),
-        # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.
+        # Prepare the input once: otherwise query, key and value would each all-reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -170,9 +170,9 @@ if __name__ == "__main__":
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
             f"{world_size} processes: take 1"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)

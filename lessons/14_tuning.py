@@ -2,11 +2,11 @@
 
     python lessons/14_tuning.py
 
-You will see one line per trial: learning rate, batch size, accuracy. This process is
-one worker. To add a worker to the search, start the same command in a second terminal,
+You will see one line per trial: learning rate, batch size, accuracy. You start one
+worker. To add a worker to the search, start the same command in a second terminal,
 with another GPU in CUDA_VISIBLE_DEVICES, or on another machine that shares this disk.
-After a minute, all workers stop and one of them tests the best model. A killed worker
-loses only its trial; torchrun would stop them all.
+After a minute, all workers stop and one of them tests the best model. If a worker is
+killed, only its trial is lost, whereas torchrun would stop all workers.
 """
 
 import time
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, RandomSampler
 
 import workload
-from parts import tuning  # the other half of this lesson
+from parts import tuning  # this module is the other half of the lesson
 from parts.tuning import optuna
 
 
@@ -36,11 +36,11 @@ def search(arguments):
         except tuning.OutOfBudget:
             study.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
         except optuna.exceptions.UpdateFinishedTrialError:
-            pass  # another worker marked the trial as lost: this one was silent for too long
+            pass  # this worker was silent for too long, so another one marked the trial as lost
         tuning.show_trial(study, trial.number)
 
     best = tuning.find_best(study, arguments)
-    if tuning.is_first_to_test(arguments):  # only once: no decision depends on the test images
+    if tuning.is_first_to_test(arguments):  # test only once, so that no decision depends on the test images
         model = workload.ConvNet(test_set.images.shape[1:], arguments.width).to(device)
         model.load_state_dict(torch.load(tuning.weights_of(arguments, best.number)))
         correct = count_correct(model, test_set, device)
@@ -70,7 +70,7 @@ def train(study, trial, train_set, validation_set, device, arguments):
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach()
-            tuning.beat(study, trial, arguments)  # the other workers give up a silent worker's trial
+            tuning.beat(study, trial, arguments)  # other workers mark a silent worker's trial as lost
         scheduler.step()
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
@@ -79,7 +79,7 @@ def train(study, trial, train_set, validation_set, device, arguments):
         speed = len(train_loader) * size / seconds
         tuning.report(trial, epoch, mean_loss, accuracy, speed)
         if epoch < arguments.epochs and trial.should_prune():
-            raise optuna.TrialPruned  # worse than half of the completed trials were at this epoch
+            raise optuna.TrialPruned  # at least half of the completed trials were better at this epoch
 
     # Move the model to the CPU first: a machine without a GPU can load GPU tensors only with map_location.
     torch.save(model.cpu().state_dict(), tuning.weights_of(arguments, trial.number))

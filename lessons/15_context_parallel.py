@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/15_context_parallel.py
 
-You will see how much attention work each process has for two orders of the positions,
+You will see how much attention work each process does for two orders of the positions,
 and then the same losses as on one process. Each process holds some positions of every
 text. Keys and values travel around a ring until every query has met all earlier keys.
 """
@@ -36,18 +36,18 @@ def train(rank, mesh, device, arguments):
     # Each process cuts its shards from its own weights, so all need the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
-    # Not rank and world_size: processes that share a text must load the same text.
+    # With rank and world_size, processes that share a text would load different ones.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All ranks test on all texts: if one rank had a batch more than another, FSDP's forward would hang.
+    # All ranks test on all texts: if one rank had an extra batch, FSDP's forward would hang.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     context_rank, context_size = mesh["context"].get_local_rank(), mesh["context"].size()
     positions = positions_of(context_rank, context_size, arguments.order, arguments.length).to(device)
     model = build_model(len(characters), arguments.length, arguments.width).to(device)
-    # In one group with the ring, NCCL would run FSDP's messages after the ring's.
+    # In one group with the ring, FSDP's collectives would wait for the ring's messages.
     ring = workload.make_mesh(device, data=data_size, context=context_size).get_group("context")
     shard(model, mesh, ring, arguments.order)
     compare_orders(rank, mesh, ring, device, arguments)
@@ -59,12 +59,12 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         batches = workload.progress(train_loader, epoch)
         batches = islice(batches, done, None)  # skip the steps that the killed run has already taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
-            scores = model(texts[:, positions], positions)  # otherwise the model would count from position 0
+            scores = model(texts[:, positions], positions)  # by default, the model counts positions from 0
             loss = cross_entropy(scores.flatten(0, 1), following[:, positions].flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -72,7 +72,7 @@ def train(rank, mesh, device, arguments):
             scheduler.step()
             loss_sum += loss.detach()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
-                average(loss_sum, mesh)  # so that any mesh can resume from the snapshot
+                average(loss_sum, mesh)  # any mesh can resume from the averaged loss
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
         average(loss_sum, mesh)
@@ -87,7 +87,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         snapshots.save(epoch + 1, done, loss_sum)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: if only rank 0 called it, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -99,17 +99,17 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
     head = nn.Linear(hidden, characters, bias=False)  # with a bias, FSDP would warn about a view
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
-    nn.init.normal_(embedding.weight, std=0.02)  # larger values learn more slowly
+    nn.init.normal_(embedding.weight, std=0.02)  # larger initial values slow learning
     return model
 
 
 def shard(model, mesh, ring, order):
     """Shard the weights over "context" and replicate the shards over "data": HSDP."""
-    # FSDP averages gradients over both dimensions, as if each process had its own texts.
+    # FSDP averages gradients over all processes, as if each had its own texts.
     for block in model.blocks:
         block.attention.attend = partial(ring_attention, group=ring, order=order)
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)  # the layers outside the blocks
+    fully_shard(model, mesh=mesh)  # this shards the layers outside the blocks
 
 
 def average(loss_sum, mesh):
@@ -119,7 +119,7 @@ def average(loss_sum, mesh):
 
 
 def compare_orders(rank, mesh, ring, device, arguments):
-    """For both orders, print each process's multiply-adds and the time until all processes are done."""
+    """For each order of positions, print each process's multiply-adds and the time until all are done."""
     context_size = mesh["context"].size()
     texts = arguments.batch_size // mesh["data"].size()
     shape = (texts, HEADS, arguments.length // context_size, arguments.width // HEADS)
@@ -130,7 +130,7 @@ def compare_orders(rank, mesh, ring, device, arguments):
         work = torch.zeros(mesh.size(), dtype=torch.int64, device=device)
         work[rank] = counter.get_total_flops() // 2  # a multiply-add is two FLOPs
         dist.all_reduce(work)
-        dist.barrier()  # otherwise a GPU might still be running the counted pass
+        dist.barrier()  # a GPU might still be running the previous pass
         start = time.perf_counter()
         ring_attention(query, key, value, ring, order).sum().backward()
         dist.barrier()  # wait for the process with the most work
@@ -178,9 +178,9 @@ if __name__ == "__main__":
             f"--length {arguments.length} does not divide into {2 * context_size} chunks, "
             f"two for each process: take {fits}"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // context_size, context=context_size)
     train(rank, mesh, device, arguments)

@@ -1,4 +1,4 @@
-"""Lesson 16, grown from lesson 13: a GPT with experts, some of them on each process.
+"""Lesson 16, grown from lesson 13: a GPT whose experts are spread over the processes.
 
     torchrun --standalone --nproc-per-node 2 lessons/16_experts.py
 
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
-from parts import experts, limericks  # experts: the other half of this lesson
+from parts import experts, limericks  # experts is the other half of this lesson
 from parts.sharded_snapshot import Snapshots
 from parts.transformer import Transformer
 
@@ -36,14 +36,14 @@ def train(rank, mesh, device, arguments):
     sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All ranks test on all texts: a rank with a batch more would wait forever for the others' experts.
+    # All ranks test on all texts: a rank with an extra batch would wait forever for other ranks' experts.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = build_model(len(characters), hidden=arguments.width).to(device)
     add_experts(model, mesh, arguments)
     if arguments.double:
         model.double()
-    # Not foreach, PyTorch's default on a GPU: it cannot mix sharded experts and ordinary matrices.
+    # foreach, PyTorch's default on a GPU, cannot mix sharded experts and ordinary matrices.
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, foreach=False)
     steps = arguments.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
@@ -54,7 +54,7 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         batches = workload.progress(train_loader, epoch)
         batches = islice(batches, done, None)  # skip the steps that the killed run has already taken
         for step, (texts, following) in enumerate(batches, done + 1):
@@ -68,7 +68,7 @@ def train(rank, mesh, device, arguments):
             scheduler.step()
             loss_sum += loss.detach()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
-                average(loss_sum, mesh)  # so that any mesh can resume from the snapshot
+                average(loss_sum, mesh)  # any mesh can resume from the averaged loss
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
         show_load(rank, model)
@@ -84,7 +84,7 @@ def train(rank, mesh, device, arguments):
         snapshots.save(epoch + 1, done, loss_sum)
 
     limericks.write("after training", arguments.characters, model, characters, device, arguments)
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: if only rank 0 called it, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -95,7 +95,7 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
     embedding = limericks.Recent(characters, hidden)
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
-    nn.init.normal_(model.position.weight, std=0.02)  # as small as the embeddings of the characters
+    nn.init.normal_(model.position.weight, std=0.02)  # both kinds of embeddings start equally small
     return model
 
 
@@ -107,7 +107,7 @@ def add_experts(model, mesh, arguments):
 
 
 def add_up_gradients(model):
-    """Add up gradients over all processes, except those of experts, which already include all tokens."""
+    """Add up gradients over all processes, except experts' gradients, which already include all tokens."""
     for parameter in model.parameters():
         if not isinstance(parameter, DTensor):
             dist.all_reduce(parameter.grad)
@@ -151,9 +151,9 @@ if __name__ == "__main__":
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     experts.check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, expert=world_size)
     train(rank, mesh, device, arguments)

@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
-from parts import limericks, one_mesh  # the other half of this lesson
+from parts import limericks, one_mesh  # the other half of this lesson is in one_mesh
 from parts.ring_attention import positions_of, ring_attention
 from parts.transformer import Transformer
 
@@ -40,7 +40,7 @@ def train(rank, mesh, device, arguments):
     # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
-    # Not rank and world_size: processes at the same position in "data" must read the same texts.
+    # With rank and world_size, processes at the same position in "data" would read different texts.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
@@ -60,11 +60,11 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=device)
         for texts, following in workload.progress(train_loader, epoch):
             texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
-            losses = []  # one per micro-batch; stays empty except in the last stage
+            losses = []  # only the last stage adds losses, one per micro-batch
             optimizer.zero_grad()
             # Repeat the positions for each text, because a schedule splits every input into micro-batches.
             repeated = positions.expand_as(texts)
@@ -73,20 +73,20 @@ def train(rank, mesh, device, arguments):
             optimizer.step()
             scheduler.step()
             loss_sum += sum(loss.detach() for loss in losses) / arguments.microbatches
-        # Not over "tensor": processes that share matrices have the same loss.
+        # Leave out "tensor": processes that share matrices have the same loss.
         for name in ("data", "pipeline", "context"):
             dist.all_reduce(loss_sum, group=mesh.get_group(name))
         mean_loss = loss_sum.item() / len(train_loader) / data_size / context_size
         seconds = time.perf_counter() - start
 
         correct = count_correct(schedule, test_loader, positions, device)
-        for name in ("pipeline", "context"):  # not "data": all test on all texts
+        for name in ("pipeline", "context"):  # every "data" rank tests on all texts
             dist.all_reduce(correct, group=mesh.get_group(name))
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / test_set.labels.numel(), speed)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: if only rank 0 called it, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     weights = one_mesh.gather_stages(weights, mesh)
     if rank == 0:
@@ -99,23 +99,23 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
-    nn.init.normal_(embedding.weight, std=0.02)  # larger values learn more slowly
+    nn.init.normal_(embedding.weight, std=0.02)  # larger initial values slow learning
     return model
 
 
 def shard(model, mesh):
-    """Matrices over "tensor", positions over "context", blocks over "pipeline"."""
+    """Shard matrices over "tensor", positions over "context", blocks over "pipeline"."""
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         block.attention.attend = partial(ring_attention, group=mesh.get_group("context"), order="zigzag")
-    one_mesh.keep_stage(model, mesh)  # last: the plan looks for all blocks
+    one_mesh.keep_stage(model, mesh)  # drop blocks last, because the plan needs them all
 
 
 def make_plan():
-    """Columns of one matrix, then rows of the next: nothing travels between the two."""
-    replicated = Replicate()  # the whole tensor, on every process
+    """Shard one matrix by columns, the next by rows: nothing travels in between."""
+    replicated = Replicate()  # every process has the whole tensor
     return {
-        # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.
+        # Prepare the input once: otherwise query, key and value would each all-reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -169,13 +169,13 @@ if __name__ == "__main__":
     parser.set_defaults(train_size=96, test_size=12, epochs=4, width=32)
     one_mesh.options(parser)
     arguments = parser.parse_args()
-    workload.require_torchrun(__file__, torch="2.13")  # in an older torch, a schedule allows one batch size
+    workload.require_torchrun(__file__, torch="2.13")  # before 2.13, a schedule accepts only one batch size
     workload.check(arguments, replicas=1)  # one_mesh.check does the rest
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sizes = one_mesh.check(arguments, HEADS, LAYERS)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, **sizes)
     train(rank, mesh, device, arguments)

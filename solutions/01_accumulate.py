@@ -13,13 +13,13 @@ A forward pass keeps its activations in memory until its backward pass. If you r
 parts before the first backward pass, you save no memory. The checks count the parts whose activations are in
 memory at the same time.
 
-As in real training, the model may contain batch norm and dropout. It is in training mode and must stay in it.
-Batch norm normalizes each part by the part's own mean and variance, so the step differs from the step for the
-whole batch. In that case, compute the loss of each image in the forward pass of its part, and use the
-gradients of the mean of these losses over all images.
-Dropout must draw a new mask in each forward pass, so do not set a random seed. Some parameters may be frozen,
-or not used by the model: they get no gradient, and a step leaves them as they are. The optimizer may be any
-optimizer of `torch.optim` except LBFGS, whose `step()` needs a function that computes the loss.
+As in real training, the model may contain batch norm and dropout. The model is in training mode and must stay
+in it. Batch norm normalizes each part by the part's own mean and variance, so the step differs from the step
+for the whole batch. With batch norm, compute the loss of each image in the forward pass of its part, and use
+the gradients of the mean of these losses over all images. Dropout must draw a new mask in each forward pass,
+so do not set a random seed. Some parameters may be frozen, or not used by the model: they get no gradient,
+and a step leaves them as they are. The optimizer may be any optimizer of `torch.optim` except LBFGS, whose
+`step()` needs a function that computes the loss.
 
     01.1 (4 points)  add up the gradients of all parts
     01.2 (3 points)  one step of the optimizer for a large batch
@@ -67,9 +67,9 @@ def train_epoch(model, optimizer, batches, parts_per_step):
     """Take one step for every `parts_per_step` batches, and one step for the batches left at the end.
 
     `batches` is an iterable of pairs (images, labels), like a DataLoader; it may be empty. You can go through
-    it only once, and it may be too large for memory: fetch the batches of a step only when the previous step
-    is done, and do not keep them. Ignore gradients from before the call. Return a list of floats: the mean
-    loss over the images of each step.
+    `batches` only once, and all batches together may be too large for memory: fetch the batches of a step
+    only when the previous step is done, and do not keep them. Ignore gradients from before the call. Return a
+    list of floats: the mean loss over the images of each step.
     """
     # cut 01.3: an epoch over small batches, with a last group that is not full
     losses = []

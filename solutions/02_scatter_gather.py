@@ -3,8 +3,8 @@
 In each step, DataParallel cuts the batch into parts, copies the model to every GPU, runs each copy on its
 part, and concatenates the outputs. The loss is computed from all outputs. The backward pass leaves gradients
 in the copies. DataParallel adds these gradients up in the original model and throws the copies away. You
-build the same on the CPU: where DataParallel would use a second GPU, you only make a second copy of the
-model.
+build the same mechanism on the CPU: where DataParallel would use a second GPU, you only make a second copy of
+the model.
 
 The gradients are summed, not averaged, because the loss is already a mean over the whole batch, and each
 copy computes only its share of the gradient of this mean.
@@ -26,8 +26,8 @@ from torch.nn.functional import cross_entropy
 
 
 def scatter(batch, count):
-    """Cut a tensor along its first dimension into at most `count` parts. Return them in order, as a list or a
-    tuple.
+    """Cut a tensor along its first dimension into at most `count` parts. Return the parts in order, as a list
+    or a tuple.
 
     The batch contains at least one image. All parts have the same size, except that the last part may be
     smaller. Choose the smallest size for which `count` parts are enough. No part is empty. So 10 images for
@@ -41,7 +41,7 @@ def scatter(batch, count):
 def replicate(model, count):
     """Return a list or a tuple of `count` copies of the model, each with separate parameters and buffers.
 
-    In a copy, the same parameters are frozen as in the model, and no others. Layers that share a parameter
+    A copy has the same frozen parameters as the model. Layers that share a parameter
     in the model also share it in a copy. A copy is in the same mode, training or evaluation, as the model.
     """
     # cut 02.2: replicate: copies of the model
@@ -53,8 +53,8 @@ def compute_and_gather(copies, parts):
     """Run the first copy on the first part, the second copy on the second part, and so on. Return all outputs
     as one tensor, in the order of the parts.
 
-    The result has the dtype of the outputs. The first dimension of an output counts the images. It may be
-    the only dimension. There may be fewer parts than copies. The last copies then have nothing to do. A
+    The result has the dtype of the outputs. The first dimension of an output counts the images, and may be
+    the only dimension. If there are fewer parts than copies, the last copies have nothing to do. A
     backward pass from the result must reach the copies, in training mode and in evaluation mode.
     """
     # cut 02.3: compute and gather: each part through its copy, and one output

@@ -15,18 +15,18 @@ sends one chunk and receives one chunk:
     the same number.
 
 Chunk numbers go around the ring, too: chunk 0 follows the last chunk. Each process sends 2 (N - 1) messages.
-Together they contain 2 (N - 1) / N times as many bytes as the tensor: less than twice as many, however many
-processes there are. The notebook "How gradients travel" shows these steps in pictures. Draw three processes
-with three chunks on paper before you write the third part.
+Together, these messages contain 2 (N - 1) / N times as many bytes as the tensor, which is less than twice as
+many for any number of processes. The notebook "How gradients travel" shows these steps in pictures. Draw
+three processes with three chunks on paper before you write the third part.
 
-All processes send at the same time. `dist.send` waits until the other side receives. If all processes wait
-like this, none of them ever receives. `dist.isend` does not wait. The process group already exists. From
+All processes send at the same time. `dist.send` waits until the other side receives. If all processes wait in
+`dist.send`, none of them ever receives. `dist.isend` does not wait. The process group already exists. From
 torch.distributed, use only functions that communicate with a single process (send, recv, isend, irecv,
 batch_isend_irecv). The collectives, such as all_reduce, are blocked, and your own functions cannot have the
 names of collectives.
 
-The grader counts from outside how many bytes and messages each process sends to every other process. It
-allows for the bytes that the network adds to each message.
+The grader counts from outside how many bytes and messages each process sends to every other process. The
+grader allows for the bytes that the network adds to each message.
 
     03a.1 (2 points)  cut a tensor into chunks
     03a.2 (3 points)  send to the right and receive from the left
@@ -66,7 +66,7 @@ def pass_on(outgoing, incoming):
 
 
 def sum_chunks(chunks):
-    """The first half of the ring. `chunks` is a list or a tuple with one tensor per process.
+    """The first half of the ring all-reduce. `chunks` is a list or a tuple with one tensor per process.
 
     Afterwards, chunks[rank + 1] (chunks[0] on the last rank) holds the sum of this chunk over all ranks, in
     place. The other chunks may hold anything. Each rank sends N - 1 messages of one chunk each to the
@@ -85,9 +85,9 @@ def sum_chunks(chunks):
 def ring_all_reduce(tensor):
     """Replace a tensor by its sum over all ranks, in place, with messages to the right only.
 
-    The tensor is contiguous and may have any shape (even zero dimensions) and any numeric dtype. It may be a
-    part of a larger tensor. It may have fewer numbers than there are processes, or none: whether you send
-    empty chunks is up to you.
+    The tensor is contiguous and may have any shape (even zero dimensions) and any numeric dtype. The tensor
+    may be a part of a larger tensor, and may have fewer numbers than there are processes, or none: whether
+    you send empty chunks is up to you.
     """
     # cut 03a.4: the whole: every rank has the sum of all chunks
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -2,8 +2,8 @@
 
 In exercise 03, all communication came after the backward pass: first the network was idle, then the
 processor. But the gradients of the last layer are ready long before the gradients of the first layer, so DDP
-sends each gradient while the backward pass continues with earlier layers. You write a wrapper that does the
-same. It is used like this:
+sends each gradient while the backward pass continues with earlier layers. You write a wrapper that also sends
+gradients during the backward pass. The wrapper is used like this:
 
     model = Overlapped(model, bucket_bytes=1_000_000)
     for images, targets in batches:
@@ -25,15 +25,16 @@ Part 1, buckets. One `all_reduce` per parameter has too much overhead, and a sin
 parameters could begin only after the backward pass. So parameters are grouped into buckets. The backward pass
 goes from the last layer to the first, so build the buckets in the reverse order of `module.parameters()`: the
 first bucket then also fills up first. Put a parameter into the current bucket unless the bucket would then
-hold more than `bucket_bytes`. In that case, start a new bucket. (A parameter larger than `bucket_bytes` gets
-its own bucket.) Parameters that are frozen when the wrapper is made belong to no bucket, and no bucket is
-empty. If all parameters are frozen, there is no bucket. A parameter that is frozen later has no gradient from
-then on. All parameters have the same dtype (buffers may have other dtypes). They may have any memory format,
-such as channels_last. There are no sparse gradients, such as those of `nn.Embedding(sparse=True)`.
+hold more than `bucket_bytes`. If the bucket would hold more, start a new bucket. (A parameter larger than
+`bucket_bytes` gets its own bucket.) Parameters that are frozen when the wrapper is made belong to no bucket,
+and no bucket is empty. If all parameters are frozen, there is no bucket. A parameter that is frozen later has
+no gradient from then on. All parameters have the same dtype (buffers may have other dtypes). Parameters may
+have any memory format, such as channels_last. There are no sparse gradients, such as those of
+`nn.Embedding(sparse=True)`.
 
-DDP itself differs in two ways. It closes a bucket only once the size limit is reached, so a bucket may become
-larger than the limit. And after the first step, it rebuilds the buckets in the order in which the gradients
-became ready.
+DDP itself builds its buckets differently. DDP closes a bucket only once the size limit is reached, so a
+bucket may become larger than the limit. After the first step, DDP rebuilds the buckets in the order in which
+the gradients became ready.
 
 Part 2, equal ranks. When the wrapper is made, all ranks get rank 0's parameters and buffers, including the
 buffers that are not in `state_dict()`. Later, buffers such as running means drift apart, because every rank
@@ -70,10 +71,10 @@ missing. Apart from the broadcasts of buffers, call nothing else of `torch.distr
 from outside what your process sends.
 
 Part 5, accumulation. Forward and backward passes inside `with model.no_sync():` send nothing at all: no
-gradients and, even in training mode, no buffers. Such blocks may be nested, and an exception may end them.
-Gradients from inside a block add up in `parameter.grad`, and the next backward pass outside the block sends
-the sums, even for parameters that were used only inside the block. Between two calls of `finish()` there is
-at most one backward pass outside `no_sync`.
+gradients and, even in training mode, no buffers. These `no_sync` blocks may be nested, and an exception may
+end them. Gradients from inside a block add up in `parameter.grad`, and the next backward pass outside the
+block sends the sums, even for parameters that were used only inside the block. Between two calls of
+`finish()` there is at most one backward pass outside `no_sync`.
 
 The process group already exists: use `torch.distributed`.
 """
@@ -135,8 +136,8 @@ class Overlapped(nn.Module):
         # end
 
     def gradient_came(self, parameter):
-        """The hook, called when this parameter's gradient is complete. The backward pass continues when it
-        returns.
+        """The hook, called when this parameter's gradient is complete. The backward pass continues when the
+        hook returns.
         """
         # cut 03b.4: send each bucket that is full now
         if not self.sends:
@@ -157,7 +158,7 @@ class Overlapped(nn.Module):
         # end
 
     def finish(self):
-        """Called on all ranks before `optimizer.step()`. Afterwards every gradient is the mean."""
+        """Called on all ranks before `optimizer.step()`. Then every gradient is the mean over all ranks."""
         # cut 03b.3: send the rest, wait for all, and give each parameter its mean
         while len(self.in_flight) < len(self.buckets):
             self.send_next()

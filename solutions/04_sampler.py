@@ -9,7 +9,7 @@ Nothing else that is random may influence the order, because the global random s
 `random`, numpy) differs between ranks.
 
 All shards must have the same length. Otherwise a rank that has one more batch would wait forever for the
-other ranks. So either the images that are left over are dropped, or some images are dealt out again until all
+other ranks. So either the leftover images are dropped, or some images are dealt out again until all
 ranks have the same number of images.
 
 In an evaluation, counting an image twice, or not at all, makes the accuracy wrong. So each image is dealt
@@ -30,17 +30,17 @@ from torch.utils.data import Sampler
 class ShareSampler(Sampler):
     """The numbers (0 to size - 1) of the images that this rank sees in an epoch, in order.
 
-    Each number is a Python int. It must not be a tensor, because a set or a dict treats two tensors as
+    Each number is a Python int. A tensor is not allowed, because a set or a dict treats two tensors as
     different even if they contain the same number. The sampler needs no process group: `rank` and
     `world_size` are arguments. `size` may be smaller than `world_size`, and it may be 0. With `drop_last`, no
     image occurs twice in the shards of all ranks together. Without `drop_last`, every image occurs at least
     once, and the numbers of times that any two images occur differ by at most one. The shuffle decides which
     images are dropped or repeated.
 
-    The order depends only on `size`, `seed` and the epoch. It is the same in every process, for any number of
-    ranks, with and without `drop_last`, and in every pass over the sampler, even after an unfinished pass.
-    The global random state must neither influence the order nor change, not even between two numbers of a
-    pass.
+    The order depends only on `size`, `seed` and the epoch. The order is the same in every process, for any
+    number of ranks, with and without `drop_last`, and in every pass over the sampler, even after an
+    unfinished pass. The global random state must neither influence the order nor change, not even between two
+    numbers of a pass.
     """
 
     def __init__(self, size, rank, world_size, seed=0, drop_last=False):
@@ -48,7 +48,7 @@ class ShareSampler(Sampler):
         self.seed, self.drop_last, self.epoch = seed, drop_last, 0
 
     def __len__(self):
-        """How many numbers this rank gets: as many as every other rank.
+        """Return how many numbers this rank gets: as many as every other rank.
 
         The number is size / world_size, rounded down with `drop_last` and rounded up without it.
         """
@@ -62,8 +62,8 @@ class ShareSampler(Sampler):
         """Shuffle all numbers, then deal them out.
 
         Shuffle before dealing: a rank that always kept the same images would never see the other images.
-        The order depends on `self.epoch` as well as `self.seed`. The shards of all ranks together must be
-        as the docstring of the class says.
+        The order depends on `self.epoch` as well as `self.seed`. The shards of all ranks must meet the
+        conditions in the docstring of the class.
         """
         # cut 04.1: the shard of a rank
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -85,7 +85,7 @@ class ShareSampler(Sampler):
 
 
 def evaluation_shard(size, rank, world_size):
-    """The numbers of the images that this rank evaluates: a list, a range or any other iterable.
+    """Return the numbers of the images that this rank evaluates: a list, a range or any other iterable.
 
     Over all ranks, each of the numbers 0 to size - 1 occurs exactly once. The lengths of two shards differ
     by at most one. The order does not matter. `size` may be smaller than `world_size`.
@@ -96,15 +96,15 @@ def evaluation_shard(size, rank, world_size):
 
 
 def exact_accuracy(right):
-    """The share of right answers among the images of all ranks: the same Python float on every rank.
+    """Return the share of right answers among the images of all ranks: the same Python float on every rank.
 
     `right` is a tensor of bools, one for each image of this rank's shard. Shards may differ in length. Some
     shards may be empty, but never all of them. A rank without images must still take part, or the other
     ranks wait forever.
 
-    The result must be accurate to 1e-12, even for tens of millions of images. float32 cannot count that
-    far: above 2**24 it skips every other whole number. Only sums may travel through the process group: the
-    amount of data must not grow with the number of images.
+    The result must be accurate to 1e-12, even for tens of millions of images. A float32 cannot count that
+    far: above 16,777,216, it skips every other whole number. Only sums may travel through the process group:
+    the amount of data must not grow with the number of images.
     """
     # cut 04.3: an accuracy that is that of one process
     counts = torch.tensor([right.sum().item(), len(right)])

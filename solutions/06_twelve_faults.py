@@ -3,8 +3,8 @@
 Read notebooks 03 to 06 first.
 
 This script was put together from pieces found on the web. Each function below has one or more faults. Most
-of them raise no error: the script runs, but it trains something other than intended, or reports wrong
-numbers. Fix the faults. One or two lines are enough for each. The docstrings say what each function should
+faults raise no error: the script runs, but it trains something other than intended, or reports wrong numbers.
+Fix the faults. One or two lines are enough to fix each fault. The docstrings say what each function should
 do.
 
     06.1 (1 point)   each step uses the mean gradient over the batches of all processes
@@ -20,8 +20,8 @@ do.
     06.11 (1 point)  each process uses its own device
     06.12 (1 point)  one process downloads, and the other processes wait for it
 
-The grader calls each function on several processes, which are already in a process group. It generates new
-weights, images and files, and looks at the results: the weights, the losses and the files.
+The grader calls each function on several processes, which are already in a process group. The grader
+generates new weights, images and files, and looks at the results: the weights, the losses and the files.
 """
 
 import os
@@ -62,7 +62,8 @@ def prepare(path, download):
 def make_loader(train_set, batch_size, seed):
     """Return the batches for this process, in a random order that depends on `seed`. Each step uses
     `batch_size` images in total, an equal share on each process: the number of processes always divides
-    `batch_size`. Drop the images left over at the end of an epoch: different images in each epoch.
+    `batch_size`. Drop the images left over at the end of an epoch: in each epoch, different images are left
+    over.
     """
     # cut 06.6: the same seed for all processes
     sampler = DistributedSampler(train_set, seed=seed, drop_last=True)

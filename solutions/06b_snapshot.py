@@ -7,7 +7,7 @@ continuous loss curve.
 
 The process may be killed while it saves. So a snapshot is first written to a temporary file in the same
 folder, under a different name. Then the file is flushed from Python to the system (`file.flush`), and from
-the system's memory to the disk (`os.fsync` of `file.fileno()`). Only then is it renamed (`os.replace`,
+the system's memory to the disk (`os.fsync` of `file.fileno()`). Only then is the file renamed (`os.replace`,
 `Path.replace`): within a folder, a rename happens either completely or not at all. Until the rename has
 happened, the previous snapshot is still needed.
 
@@ -44,9 +44,9 @@ SNAPSHOTS = "step-" + 8 * "[0-9]" + ".snapshot"
 def save(folder, step, job, state):
     """Save `state`, the state after step number `step`, so that `load` finds it. The folder exists.
 
-    The snapshot is one file, `step-00000012.snapshot` for step 12. You decide what it contains. A step number
-    never has more than eight digits. A file with the name of a snapshot must always be complete and on the
-    disk. If there is already a snapshot of this step, replace it.
+    The snapshot is one file, `step-00000012.snapshot` for step 12. You decide what the file contains. A step
+    number never has more than eight digits. A file with the name of a snapshot must always be complete and on
+    the disk. If there is already a snapshot of this step, replace it.
 
     Keep the two snapshots with the highest step numbers, and remove older snapshots. A file without a step
     number, such as `step-old.snapshot`, is not one of the two, and you may remove it. Leave no temporary file
@@ -149,8 +149,8 @@ def restore(model, optimizer, state):
 def train(folder, job, model, optimizer, images, labels):
     """Continue from the newest snapshot, or start from the beginning. This function is complete.
 
-    It returns a dict that maps the number of each step taken in this call to the step's loss. Images that
-    were already used in the current epoch, before the snapshot, are not read again.
+    The function returns a dict that maps the number of each step taken in this call to the step's loss.
+    Images that were already used in the current epoch, before the snapshot, are not read again.
     """
     step, losses = 0, {}
     found = load(folder, job)

@@ -2,24 +2,25 @@
 
 Adam keeps two numbers for every weight. With data parallelism, every process keeps all of these numbers,
 although they are the same on every process. ZeRO stage 1 removes these copies: every parameter belongs to one
-rank, its owner. Only the owner keeps the parameter's optimizer state and updates the parameter. Then it sends
-the new weights to the other ranks. With N processes, each process keeps about 1/N of the state, and all
-processes end up with the weights that a single optimizer would have computed.
+rank, its owner. Only the owner keeps the parameter's optimizer state and updates the parameter. Then the
+owner sends the new weights to the other ranks. With N processes, each process keeps about 1/N of the state,
+and all processes end up with the weights that a single optimizer would have computed.
 
-Your class takes any optimizer class of torch.optim as an argument. It builds one optimizer of this class
-for the parameters that its own rank owns. Parameters may have any memory format, such as channels_last, and
-different dtypes. The process group already exists, all ranks start with the same weights, and the gradients
-are averaged before `step()` is called. Only the owner's gradient of a parameter counts; send no gradients.
+Your class takes any optimizer class of torch.optim as an argument. Your class builds one optimizer of the
+given class for the parameters that its own rank owns. Parameters may have any memory format, such as
+channels_last, and different dtypes. The process group already exists, all ranks start with the same weights,
+and the gradients are averaged before `step()` is called. Only the owner's gradient of a parameter counts;
+send no gradients.
 
 The base class. `torch.optim.Optimizer.__init__(parameters, defaults)` takes tensors, or groups: dicts with
-"params" and some options. It turns them into `param_groups`, a list of dicts: tensors without groups become
-one group, "params" becomes a list, and `defaults` provides the options that a group lacks. The base
-class adds no other options. To find the other options of `optimizer_class`, make an instance of this class
-and look into its `param_groups`. `parameters` may be a generator, like `model.parameters()`, so you can go
-through it only once.
+"params" and some options. The constructor turns them into `param_groups`, a list of dicts: tensors without
+groups become one group, "params" becomes a list, and `defaults` provides the options that a group lacks. The
+base class adds no other options. To find the other options of `optimizer_class`, make an instance of this
+class and look into its `param_groups`. `parameters` may be a generator, like `model.parameters()`, so you can
+go through it only once.
 
-A class of torch.optim accepts a group whose "params" is an empty list. If there is no group at all, it
-raises "optimizer got an empty parameter list".
+A class of torch.optim accepts a group whose "params" is an empty list. If there is no group at all, a class
+of torch.optim raises "optimizer got an empty parameter list".
 
 `optimizer.state` has an entry for each parameter that has had a gradient in some step. The key is the
 parameter tensor itself. In `state_dict()`, the keys are numbers instead. The parameters are numbered from 0
@@ -95,10 +96,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         All ranks call this. Whatever has changed in `param_groups` since the last step takes effect. A
         parameter stays as it is if its `grad` is None (a `grad` that is None on one rank is None on all
         ranks). A frozen parameter has no `grad`, unless it was frozen after a backward pass. In that case,
-        update it, as every class of torch.optim does. After the step, a process must keep nothing for
-        parameters that it does not own, except the parameters themselves and their gradients. Send only what
-        the other ranks are missing: if all parameters together have P bytes, the N processes send about
-        (N - 1) * P bytes in total. One and a half times as much is too much.
+        update the parameter, as every class of torch.optim does. After the step, a process must keep nothing
+        for parameters that it does not own, except the parameters themselves and their gradients. Send only
+        what the other ranks are missing: if all parameters together have P bytes, the N processes send about
+        (N - 1) * P bytes in total. Sending one and a half times as many bytes is too much.
         """
         # cut 08.3: a step: update this rank's shard, then get the other parameters
         copy_options(self.param_groups, self.own.param_groups)
@@ -134,7 +135,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Load options and state from `whole`, which every rank is given. Each rank keeps only its shard.
 
         `whole` may come from a run with any number of processes, or from one optimizer for all parameters. Do
-        not change it, and do not let later steps change its tensors.
+        not change `whole`, and do not let later steps change its tensors.
         """
         # cut 08.4: load this rank's shard of the whole state
         # A scheduler changes an lr that is a tensor in place: shared with `whole`, it would change there too.

@@ -4,8 +4,8 @@ With DDP, every process holds all weights, all gradients and the whole optimizer
 data parallelism (ZeRO stage 3, `fully_shard` in PyTorch) on N processes, each process holds only 1/N of the
 weights, of the gradients and of the optimizer state. The model is cut into units of a few layers. Just before
 a unit computes, its weights are gathered from all processes; just afterwards they are freed. The backward
-pass gathers them again. Then the gradients are averaged and scattered, so that each process has the gradient
-of its own shard, and the optimizer updates only shards. You write such a unit:
+pass gathers the weights again. Then the gradients are averaged and scattered, so that each process has the
+gradient of its own shard, and the optimizer updates only shards. You write such a unit:
 
     units = [Unit(module) for module in modules]
     optimizer = torch.optim.Adam([unit.shard for unit in units])
@@ -57,7 +57,7 @@ gradients are added up in float32 too. A unit's input and output are float32; on
 computes in bfloat16.
 
 The process group already exists, and the modules are equal on all ranks at the start. A module takes one
-tensor and returns one tensor. All of its parameters are float32 and trained, no parameter is shared, and
+tensor and returns one tensor. All parameters of a module are float32 and trained, no parameter is shared, and
 the module has neither buffers nor dropout. All ranks call the same units in the same order.
 
     09.1 (1 point)   one flat tensor, and the shard of a rank
@@ -76,7 +76,7 @@ def flatten(tensors, world_size):
     """Return one new float32 tensor of all numbers in order, padded with zeros until world_size divides its
     length.
 
-    The given tensors may have another dtype.
+    The given tensors may have a dtype other than float32.
     """
     # cut 09.1: one flat tensor with zeros at its end
     flat = torch.cat([tensor.detach().flatten().float() for tensor in tensors])

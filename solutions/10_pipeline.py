@@ -4,7 +4,8 @@ A model is cut into stages of a few layers, one stage for each process. A batch 
 so that the stages can work on different micro-batches at the same time. For each micro-batch, a stage runs
 two actions: a forward, whose output goes to the next stage, and later a backward, whose gradient goes back
 to the previous stage. The order in which a stage runs its actions is its schedule. Lesson 10 shows the
-best-known schedules at work. Here you write them, compute what they cost, and then run them.
+best-known schedules at work. In this exercise you write these schedules, compute what they cost, and then run
+them.
 
 A schedule is a list of pairs, the actions of one stage in order:
 

@@ -1,10 +1,10 @@
 """Exercise 11: one feed-forward block, shared by several processes. 15 points, about 150 minutes.
 
-In data parallelism, every process has the whole model and its own images. Here it is the other way round:
-every process has a shard of every large matrix, and all processes work on the same batch. You build the
-block that is in every transformer, `down(gelu(up(x)))`. No process ever holds more than its shard of the
-two matrices and of the activations between them, and only two tensors travel: one in forward, one in
-backward.
+In data parallelism, every process has the whole model and its own images. In tensor parallelism it is the
+other way round: every process has a shard of every large matrix, and all processes work on the same batch.
+You build the block that is in every transformer, `down(gelu(up(x)))`. No process ever holds more than its
+shard of the two matrices and of the activations between them, and only two tensors travel: one in forward,
+one in backward.
 
 Two ways to cut. A linear layer computes `x @ W + b`. If you cut W by columns, each process computes some of
 the outputs from the whole input. If you cut W by rows, each process uses some of the inputs and gets only a
@@ -20,8 +20,8 @@ the stored weight.
 What travels. Each process works on a copy of the same x. In backward, each process computes only its part of
 the gradient of x, so the parts must be added up. At the output it is the other way round: the parts are added
 up in forward, and in backward each part gets the gradient of the sum unchanged. In lesson 08, each rank had
-its own loss, so the gradients of all ranks had to be added up. Here all ranks compute the same loss, so each
-rank already has the whole gradient of the sum.
+its own loss, so the gradients of all ranks had to be added up. In tensor parallelism, all ranks compute the
+same loss, so each rank already has the whole gradient of the sum.
 
 You write the two operations, copying x and adding up the parts, as autograd functions that mirror each other.
 `forward` computes the result. `backward` is given the gradient of the result, and returns the gradient of the
@@ -118,7 +118,7 @@ class Sum(torch.autograd.Function):
 class ColumnLinear(nn.Module):
     """A linear layer, cut by columns: takes the whole x, returns this rank's shard of the outputs.
 
-    It is made from the whole weight and bias (or None), and keeps this rank's shard as the parameters
+    The layer is made from the whole weight and bias (or None), and keeps this rank's shard as the parameters
     `weight` and `bias`. If there is no bias, `bias` is None; `nn.Parameter(None)` would be an empty tensor.
     After backward, a parameter's gradient is this rank's shard of the whole gradient, and x gets its whole
     gradient on every rank. x may have any number of dimensions; the last dimension contains the inputs.
@@ -140,8 +140,8 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """A linear layer, cut by rows: takes this rank's shard of the inputs, returns the whole outputs.
 
-    It is made like ColumnLinear, and has the parameters `weight` (this rank's shard) and `bias` (the whole
-    bias, or None). The outputs contain the bias once, however many ranks there are. After backward, the
+    The layer is made like ColumnLinear, and has the parameters `weight` (this rank's shard) and `bias` (the
+    whole bias, or None). The outputs contain the bias once, however many ranks there are. After backward, the
     gradient of `weight` is this rank's shard of the whole gradient. `bias` and this rank's shard of x get
     their whole gradients.
     """
@@ -164,8 +164,8 @@ class FeedForward(nn.Module):
     """`down(gelu(up(x)))`: x and the output are whole on every rank, and the activations between them are
     sharded.
 
-    It is made from the whole weights and biases, and has two layers, `up` and `down`. A forward pass calls
-    all_reduce once, with a tensor as large as x, and so does a backward pass. Nothing else is sent.
+    The block is made from the whole weights and biases, and has two layers, `up` and `down`. A forward pass
+    calls all_reduce once, with a tensor as large as x, and so does a backward pass. Nothing else is sent.
     """
 
     def __init__(self, up_weight, up_bias, down_weight, down_bias):
@@ -186,9 +186,9 @@ def clip_gradients(model, largest):
     Return the norm.
 
     The norm is the square root of the sum of the squares of all gradients of the model. Return the norm from
-    before the scaling, as a float. If it is larger than `largest`, multiply the `grad` of every parameter by
-    `largest / norm`. (`torch.nn.utils.clip_grad_norm_` adds 1e-6 to the norm, which is too much when all
-    gradients are tiny.)
+    before the scaling, as a float. If the norm is larger than `largest`, multiply the `grad` of every
+    parameter by `largest / norm`. (`torch.nn.utils.clip_grad_norm_` adds 1e-6 to the norm, which is too much
+    when all gradients are tiny.)
 
     `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers, which
     are the same on every rank, with the same gradients. Count every number of the whole model exactly once:

@@ -7,11 +7,11 @@ shard at a time, and each process computes attention with the shard that it hold
 never holds the keys and values of more than three processes.
 
 Tensors. `query`, `key` and `value` have the shape texts x heads x positions x size, with the positions of
-this process only. They may be views that are not contiguous, as in a real model. Do not change them. `key`
-and `value` may have fewer heads than `query`, as described below. Output and log-sum-exp have as many heads
-as `query`. A query at position p attends to the keys at positions 0 to p. Its scores are its dot products
-with these keys, each divided by the square root of the size. The output is the sum of the values, weighted by
-the softmax of the scores.
+this process only. These tensors may be views that are not contiguous, as in a real model. Do not change them.
+`key` and `value` may have fewer heads than `query`, as described below. Output and log-sum-exp have as many
+heads as `query`. A query at position p attends to the keys at positions 0 to p. A query's scores are its dot
+products with these keys, each divided by the square root of the size. The output is the sum of the values,
+weighted by the softmax of the scores.
 
 Shared heads. In lesson 15, every head has its own keys and values. Most large models share them (grouped
 query attention): with 6 query heads and 2 key-value heads, query heads 0, 1 and 2 use key-value head 0, and
@@ -19,7 +19,7 @@ query heads 3, 4 and 5 use key-value head 1. A shared head must not travel sever
 their gradients are sent with as many heads as `key` has. The gradient of a shared head is the sum of the
 gradients from all query heads that use it.
 
-Some of the keys at a time. With only some of the keys, the output for a query is a mean of their values,
+Attention in parts. With only some of the keys, the output for a query is a mean of their values,
 weighted by a softmax over these keys alone. This softmax divides by the sum of exp(score). The output alone
 no longer tells you this sum, but you need it to merge two outputs. So the logarithm of the sum is kept with
 each output: the log-sum-exp, with the shape texts x heads x positions x 1. With no keys at all, the sum is 0,
@@ -43,8 +43,8 @@ gradient of the output. Then:
     gradient of the score:   weights * (gradient @ value.mT - (gradient * output).sum(-1, keepdim=True))
 
 The process group already exists. All ranks call the same functions, with shards of the same size. The grader
-removes PyTorch's own context parallelism; you may use everything else. It measures from outside how many
-bytes each process sends to every other process, and how much memory it holds at most.
+removes PyTorch's own context parallelism; you may use everything else. The grader measures from outside how
+many bytes each process sends to every other process, and how much memory it holds at most.
 
     15.1 (2 points)  which positions a rank has in zigzag order, and which halves meet
     15.2 (4 points)  attention over some of the keys
@@ -172,12 +172,12 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
 
     `output` and `log_sum_exp` are the results of ring_forward, and `gradient` is the gradient of the output.
     You compute the gradients yourself, so you need no autograd graph. The queries of every process contribute
-    to the gradient of a key. So this gradient travels around the ring with the key, each process adds its
-    part, and at the end the gradient must be back on the process that the key came from. (For values, it is
-    the same.) Gradients may therefore be sent once more than keys and values, which are sent world_size - 1
-    times, as in ring_forward. The other rules of ring_forward hold too: everything is sent to the right, a
-    process holds the keys, values and gradients of at most three processes, and halves that do not meet are
-    not multiplied.
+    to the gradient of a key. So the gradient of a key travels around the ring with the key, each process adds
+    its part, and at the end the gradient must be back on the process that the key came from. (The gradients
+    of values travel in the same way.) Gradients may therefore be sent once more than keys and values, which
+    are sent world_size - 1 times, as in ring_forward. The other rules of ring_forward hold too: everything is
+    sent to the right, a process holds the keys, values and gradients of at most three processes, and halves
+    that do not meet are not multiplied.
     """
     # cut 15.5: backward around the ring
     rank, world_size = dist.get_rank(), dist.get_world_size()

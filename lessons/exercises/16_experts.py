@@ -77,7 +77,7 @@ def balancing_loss(logits, chosen):
 
 
 class AllToAll(torch.autograd.Function):
-    """Lesson 16's all-to-all, which passes gradients back. Used as `AllToAll.apply(rows, sent, received)`.
+    """Lesson 16's all-to-all, which passes gradients back. Call `AllToAll.apply(rows, sent, received)`.
 
     `sent` and `received` are lists with a number for each process: the first `sent[0]` rows go to process
     0, the next `sent[1]` rows to process 1, and so on. The result has `received[0]` rows from process 0,
@@ -118,10 +118,10 @@ def combine(answers, plan, weights):
     """Send the answers back. Return a tensor with a row for each token of this process, ordered as in `x`.
 
     `answers` is a list like `arrived`, with an answer for each row. All answers have the same width, which
-    may be any width. A token's row is the sum of the answers to its choices, each multiplied by the weight of
-    the choice. `weights[i]` belongs to the choice `tokens[i]`, `experts[i]` of dispatch. A token whose
-    choices were all dropped gets zeros. Gradients must flow back to `answers`, to `weights`, and to the `x`
-    that was passed to dispatch.
+    may differ from the width of `x`. A token's row is the sum of the answers to its choices, each multiplied
+    by the weight of the choice. `weights[i]` belongs to the choice `tokens[i]`, `experts[i]` of dispatch. A
+    token whose choices were all dropped gets zeros. Gradients must flow back to `answers`, to `weights`, and
+    to the `x` that was passed to dispatch.
     """
     raise NotImplementedError("16.3: and back")
 

@@ -1,13 +1,13 @@
 """Try your answers by hand: python lessons/exercises/try.py 03
 
-This starts your file on as many processes as the exercise needs (--ranks 3 starts three), and calls your
-functions with small inputs. Every printed line, including the lines that your file prints, begins with the
-rank. The program stops at the first function that you have not written yet. If processes wait for each
-other forever, gloo gives up after ten seconds, and the traceback shows the line in your file; Ctrl-C stops
-it sooner.
+This command starts your file on as many processes as the exercise needs (--ranks 3 starts three), and calls
+your functions with small inputs. Every printed line, including the lines that your file prints, begins with
+the rank. The program stops at the first function that you have not written yet. If processes wait for each
+other forever, gloo gives up after ten seconds, and the traceback shows the line in your file; Ctrl-C stops it
+sooner.
 
-Below is a function for each exercise, for example try_03 for exercise 03. Read it, and change it as you
-like. The grader does not look at this file. The bug hunt has its own program, 04a_bug_hunt/start.py.
+Below is a function for each exercise, for example try_03 for exercise 03. Read and change these functions
+as you like. The grader does not look at this file. The bug hunt has its own program, 04a_bug_hunt/start.py.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main():
         try:
             mp.spawn(one_rank, (world_size, function, str(found[0])), nprocs=world_size)
         except mp.ProcessExitedException:
-            sys.exit(1)  # it has printed the reason
+            sys.exit(1)  # the process that failed has printed the reason
         except KeyboardInterrupt:
             sys.exit("stopped")
 
@@ -351,7 +351,7 @@ def try_16(answers, rank, world_size):
     show("gradients:", {name: one.grad.flatten() for name, one in layer.named_parameters()})
 
 
-TRIALS = {  # the function, and the usual number of processes
+TRIALS = {  # each exercise's function and its usual number of processes
     "01": (try_01, 1),
     "02": (try_02, 1),
     "03": (try_03, 2),

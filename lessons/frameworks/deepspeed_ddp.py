@@ -43,7 +43,7 @@ def train(rank, world_size, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=engine.device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(engine.device), labels.to(engine.device)
@@ -62,7 +62,7 @@ def train(rank, world_size, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # all ranks hold the same weights, and would write the same file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(engine.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

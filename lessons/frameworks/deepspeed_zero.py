@@ -54,7 +54,7 @@ def train(rank, world_size, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=engine.device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(engine.device), labels.to(engine.device)

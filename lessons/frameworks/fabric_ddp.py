@@ -65,7 +65,7 @@ def train(fabric, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # all ranks hold the same weights, and would write the same file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

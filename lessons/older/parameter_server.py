@@ -95,7 +95,7 @@ def train(number, workers, arguments):
     take(model, rpc.rpc_sync("rank0", call, ("weights",)))
 
     for epoch in range(1, arguments.epochs + 1):
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = 0.0
         for images, labels in train_loader:
             loss = cross_entropy(model(images), labels)

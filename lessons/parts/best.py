@@ -5,7 +5,7 @@ class Best:
     """The best epoch so far, and its weights.
 
     All processes get the same number of correctly classified validation images, so they
-    agree on the best epoch. Snapshots contain its weights too, so a crash cannot lose them.
+    agree on the best epoch. Snapshots contain the best weights too, so a crash cannot lose them.
     """
 
     def __init__(self):
@@ -15,7 +15,7 @@ class Best:
         if correct <= self.correct:
             return
         self.epoch, self.correct = epoch, correct
-        # Copies, because the next step changes the model's own weights.
+        # Store copies, because the next step changes the model's own weights.
         weights = model.state_dict().items()
         self.weights = {name: value.to("cpu", copy=True) for name, value in weights}
 

@@ -43,7 +43,7 @@ class Board:
         plan = torch.profiler.schedule(wait=1, warmup=1, active=5, repeat=1)
         self.profile = torch.profiler.profile(schedule=plan, on_trace_ready=save)
         self.profile.start()
-        atexit.register(self.profile.stop)  # a process that exits while recording dies with signal 11
+        atexit.register(self.profile.stop)  # a process that exits during profiling crashes with signal 11
 
     def step(self):
         if self.profile is not None:
@@ -93,7 +93,7 @@ def record(arguments, **results):
 
 def count_flops(model, image):
     """Count the multiplications and additions for one image, forward and backward."""
-    # A copy, because a backward pass through the DDP model would all-reduce the gradients.
+    # Use a copy, because a backward pass through the DDP model would all-reduce the gradients.
     model = copy.deepcopy(model).eval()
     device = next(model.parameters()).device
     with FlopCounterMode(display=False) as counter:

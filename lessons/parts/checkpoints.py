@@ -1,6 +1,6 @@
 """The other half of lesson 09: checkpoints that a thread writes while training continues.
 
-Each process writes its own shards of all tensors and reads only the shards that contain rows that it needs,
+Each process writes its own shards of all tensors and reads only the shards that contain rows it needs,
 so a run on any number of processes can resume from a checkpoint.
 """
 
@@ -21,7 +21,7 @@ class Checkpoints:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
-        # A separate group: otherwise the messages of the two threads would be mixed up.
+        # Use a separate group: otherwise the messages of the two threads would get mixed up.
         self.group = dist.new_group(backend="gloo", timeout=timedelta(minutes=2))
         self.saving = None
 

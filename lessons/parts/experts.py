@@ -1,7 +1,7 @@
 """The feed-forward layer of lesson 16: a router that sends each token to one or two experts.
 
-A token is a position of a text. It travels to the process that holds its expert, and the
-expert's output travels back.
+A token is a position of a text. Each token travels to the process that holds its expert,
+and the expert's output travels back.
 """
 
 import math
@@ -69,16 +69,16 @@ class Experts(nn.Module):
     def forward(self, x):
         tokens = x.flatten(0, 1)
         chances = self.router(tokens).softmax(dim=1)
-        # Not normalized: a single weight would always be 1, and the router would learn nothing.
+        # Don't normalize the weights: a single weight would always be 1, and the router would learn nothing.
         weights, chosen = chances.topk(self.per_token)
         weights, chosen = weights.T.flatten(), chosen.T.flatten()  # first choices first
-        order = chosen.argsort(stable=True)  # first the tokens for expert 0, then those for expert 1, ...
-        # Not bincount, whose result has a size that depends on the tokens: the CPU would wait
+        order = chosen.argsort(stable=True)  # tokens for expert 0 come first, then those for expert 1
+        # Don't use bincount: the size of its result depends on the tokens, so the CPU would wait
         # for the GPU.
         experts = torch.arange(self.count, device=chosen.device)
         counts = gather((chosen[:, None] == experts).sum(dim=0))
         self.weigh(counts, chances)
-        counts = counts.cpu()  # a wait, because the CPU needs the sizes of the messages
+        counts = counts.cpu()  # the CPU must wait for the sizes of the messages
         if self.capacity:
             order, counts = self.drop(order, counts)
         answers = self.exchange(tokens[order % len(tokens)], counts)
@@ -88,14 +88,14 @@ class Experts(nn.Module):
         return rows.unflatten(0, (self.per_token, -1)).sum(dim=0).view_as(x)
 
     def weigh(self, counts, chances):
-        """The load of each expert, and a loss that is smallest for equal loads."""
-        # Over all processes: the total load may be even although each process's load is uneven.
+        """Compute each expert's load, and a loss that is smallest for equal loads."""
+        # Add up over all processes: total loads may be even where local loads are not.
         self.load = counts.sum(dim=0).to(chances.dtype) / counts.sum()
         balance = self.count * (self.load * chances.mean(dim=0)).sum()
         self.balance = self.weight * balance
 
     def drop(self, order, counts):
-        """Each process may send an expert only a limited number of tokens, and drops later tokens."""
+        """Each process may send an expert only a limited number of tokens, and drops all others."""
         limit = math.ceil(self.capacity * len(order) / self.count)
         own = counts[dist.get_rank()].tolist()
         order = torch.cat([rows[:limit] for rows in order.split(own)])
@@ -104,14 +104,14 @@ class Experts(nn.Module):
     def exchange(self, rows, counts):
         """Send each row to its expert's process, apply the expert, return the result."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        # Dimensions: the sender, the receiver, the receiver's experts.
+        # The dimensions are the sender, the receiver and the receiver's experts.
         counts = counts.unflatten(1, (world_size, -1))
         sent = counts[rank].sum(dim=1).tolist()
         received = counts[:, rank].sum(dim=1).tolist()
         arrived = AllToAll.apply(rows, sent, received)
         up, down = self.up.to_local(), self.down.to_local()
         answers = []
-        # Rows from process 0 for each expert here, then rows from process 1, ...
+        # Rows are ordered by process, and within each process by expert.
         for number, part in enumerate(arrived.split(counts[:, rank].flatten().tolist())):
             expert = number % len(up)
             answers.append(gelu(part @ up[expert]) @ down[expert])
@@ -119,7 +119,7 @@ class Experts(nn.Module):
 
 
 def gather(own):
-    """The number of tokens that each process has for each expert: row r belongs to process r."""
+    """Return how many tokens each process has for each expert: row r belongs to process r."""
     counts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, own)
     return torch.stack(counts)

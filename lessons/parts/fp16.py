@@ -44,7 +44,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -60,7 +60,7 @@ def train(rank, world_size, device, arguments):
             scaler.unscale_(optimizer)  # otherwise clipping would see scaled gradients
             norm = nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_norm)
             scaler.step(optimizer)  # skips the step if a gradient is not finite; this check waits for the GPU
-            scaler.update()  # halves the scale after such a step
+            scaler.update()  # halves the scale after a skipped step
             clipped += norm.isfinite() & (norm > arguments.clip_norm)
             skipped += ~norm.isfinite()
         scheduler.step()
@@ -68,13 +68,13 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # all ranks hold the same weights, and would write the same file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         steps = arguments.epochs * len(train_loader)
         scale = scaler.get_scale()
         print(f"steps {steps}, clipped {clipped}, skipped {skipped}, scale {scale:,.0f}")
@@ -107,8 +107,8 @@ if __name__ == "__main__":
         workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {norm}")
     if not 1 <= scale <= 2**32:
         workload.refuse(f"--first-scale must be from 1 to {2**32}, not {scale:g}")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

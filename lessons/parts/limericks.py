@@ -1,8 +1,8 @@
 """The text of lessons 13, 15, 16 and 17: limericks by Edward Lear.
 
-They come from "A Book of Nonsense" (1846) and "More Nonsense" (1872), and are in the public
+The limericks come from "A Book of Nonsense" (1846) and "More Nonsense" (1872), and are in the public
 domain. limericks.txt contains 211 of the books' 212 limericks, copied from Project Gutenberg
-ebooks 982 and 13650. All have five lines and consistent capitals, and misprints are corrected.
+ebooks 982 and 13650. Each has five lines and consistent capitals, and misprints are corrected.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 import workload
 
-LENGTH = 176  # characters per sequence; nearly all limericks are shorter
+LENGTH = 176  # each sequence has 176 characters; nearly all limericks are shorter
 
 
 def options(parser):
@@ -36,7 +36,7 @@ def options_of_training(parser):
 
 
 def sizes(parser):
-    """The default sizes that these lessons share."""
+    """Set the defaults that all lessons on limericks share."""
     parser.set_defaults(data="limericks", train_size=704, test_size=28, width=64)
     parser.set_defaults(epochs=14, batch_size=16, lr=0.008)
     parser.set_defaults(items="texts", length=LENGTH)
@@ -49,7 +49,7 @@ def temperature(text):
 
 
 def load(arguments, device="cpu"):
-    """Return all characters, the training set and the test set. Both sets are on the device."""
+    """Return all characters and, on the device, the training set and the test set."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
     text = Path(__file__).with_suffix(".txt").read_text()
@@ -64,7 +64,7 @@ def load(arguments, device="cpu"):
 
 
 def sequences(limericks, characters, count, length=LENGTH, times=1):
-    """Return a sequence from the start of each limerick, and for each character the one that follows."""
+    """Return a sequence from the start of each limerick, and the character after each character."""
     text = "\n\n".join(limericks)
     numbers = torch.tensor([characters.index(character) for character in text])
     starts = [0, *(found.end() for found in re.finditer("\n\n", text))]
@@ -87,7 +87,7 @@ workload.add_data("limericks", load_sets)
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
     """Print four texts. No process can compute the scores alone, so all processes write together."""
-    # The same seed on all processes: otherwise processes that share matrices would soon
+    # All processes need the same seed: otherwise processes that share matrices would soon
     # read different texts.
     generator = torch.Generator().manual_seed(arguments.seed)
     beginning = [characters.index(character) for character in "There was a"]
@@ -114,8 +114,8 @@ def show(when, texts, characters):
 class Recent(nn.Module):
     """Turns each character into a vector, and mixes in the vectors of the characters just before it.
 
-    A transformer can learn by itself to attend to these characters. But on so little text,
-    a small transformer without this layer takes three times as long to learn this.
+    A transformer can learn by itself to attend to these characters. Without this layer, a
+    small transformer takes three times as long to do so on so little text.
     """
 
     def __init__(self, characters, hidden, count=4):
@@ -127,7 +127,7 @@ class Recent(nn.Module):
     def forward(self, texts):
         length = texts.shape[1]
         before = len(self.shares) - 1
-        vectors = pad(self.table(texts), (0, 0, before, 0))  # zeros before the first character
+        vectors = pad(self.table(texts), (0, 0, before, 0))  # pad with zeros before the first character
         mixed = 0
         for first, share in enumerate(self.shares):
             mixed = mixed + share * vectors[:, first : first + length]

@@ -36,7 +36,7 @@ class Augmented(Dataset):
 
     def __getitems__(self, pairs):
         images, labels = self.images.__getitems__([index for _, index in pairs])
-        random = torch.get_rng_state()  # without workers, training uses the same generator
+        random = torch.get_rng_state()  # without workers, training draws from the same generator
         for position, (epoch, index) in enumerate(pairs):
             seed = zlib.crc32(f"{self.seed} {epoch} {index}".encode())
             torch.default_generator.manual_seed(seed)
@@ -62,7 +62,7 @@ def start_worker(number):
         os._exit(1)
 
     threading.Thread(target=end_with_trainer, daemon=True).start()
-    # The trainer gets the same signal but finishes its step first, so it still needs
-    # images: ignore the signal here.
+    # Workers ignore the signal, because the trainer gets it too, but finishes its step
+    # first and still needs images.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

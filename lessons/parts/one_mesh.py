@@ -7,8 +7,8 @@ from torch import nn
 
 import workload
 
-# Consecutive ranks differ in the last dimension and are usually on one machine. In a different
-# order, the messages that processes wait for most would travel between machines.
+# Consecutive ranks differ in the last dimension and are usually on one machine. If NAMES
+# had a different order, the messages that processes wait for most would cross machines.
 NAMES = ("data", "pipeline", "context", "tensor")
 
 
@@ -49,8 +49,8 @@ def split(option, value, count, what):
 
 
 def sizes_of(arguments):
-    """Return all sizes. A size that was not set is 2 if that divides the remaining
-    processes, else 1.
+    """Return all sizes. A size that was not set is 2 if the number of remaining
+    processes is even, else 1.
     """
     left = arguments.world_size
     sizes = {name: getattr(arguments, f"{name}_parallel") for name in NAMES[1:]}
@@ -64,7 +64,7 @@ def sizes_of(arguments):
         if sizes[name] is None:
             sizes[name] = 1 if left % 2 else 2
             left //= sizes[name]
-    return {"data": left} | sizes  # the remaining processes train on other texts
+    return {"data": left} | sizes  # each replica of the model trains on different texts
 
 
 def show(mesh):
@@ -83,7 +83,7 @@ def keep_stage(model, mesh):
             model.blocks[number] = nn.Identity()
     if stage > 0:
         model.embedding = model.position = nn.Identity()
-        model.embed = lambda x, positions: x  # the output of the previous stage
+        model.embed = lambda x, positions: x  # x is the output of the previous stage
     if stage < stages - 1:
         model.norm = model.head = nn.Identity()
 

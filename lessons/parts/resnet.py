@@ -20,7 +20,7 @@ class ResNet18(nn.Sequential):
         block = torchvision.models.resnet.BasicBlock
         self.append(block(width, width, norm_layer=norm))
         self.append(block(width, width, norm_layer=norm))
-        for before in (width, 2 * width, 4 * width):  # half the side length, twice the channels
+        for before in (width, 2 * width, 4 * width):  # each group halves the size and doubles the channels
             channels = 2 * before
             convolution = nn.Conv2d(before, channels, kernel_size=1, stride=2, bias=False)
             shortcut = nn.Sequential(convolution, norm(channels))
@@ -43,7 +43,7 @@ def layout_for(width):
 
 
 class SumOfAll(torch.autograd.Function):
-    """The sum over all processes. The backward pass sums the gradients of all
+    """The sum over all processes. The backward pass also sums gradients over all
     processes.
     """
 
@@ -76,7 +76,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
         rows[dist.get_rank()] = mine  # each rank fills only its own row, so the sum contains all rows
         means, variances = SumOfAll.apply(rows).unbind(dim=1)
         mean = means.mean(dim=0)
-        variance = (variances + (means - mean).square()).mean(dim=0)  # within shards plus between them
+        variance = (variances + (means - mean).square()).mean(dim=0)  # variance within plus between shards
         count = values.numel() / values.shape[1] * world_size
         with torch.no_grad():
             self.num_batches_tracked += 1
@@ -90,7 +90,7 @@ def compile_now(model, images):
     """Compile the DDP model in place before the first epoch is timed, because compiling
     takes minutes.
     """
-    model.module.compile()  # torch.compile would put a prefix before all names
+    model.module.compile()  # torch.compile(model) would add a prefix to all parameter names
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model(images).sum().backward()
     model.load_state_dict(before)  # restore the running statistics of batch norm

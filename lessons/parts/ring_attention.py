@@ -13,7 +13,7 @@ ORDERS = ("contiguous", "zigzag")
 def chunks_of(rank, size, order):
     """The numbers of the two chunks that a process holds, from 0 to 2 * size - 1."""
     if order == "zigzag":
-        return rank, 2 * size - 1 - rank  # an early chunk means little work, a late chunk a lot
+        return rank, 2 * size - 1 - rank  # pairing an early chunk with a late one balances the work
     return 2 * rank, 2 * rank + 1
 
 
@@ -56,14 +56,14 @@ class RingAttention(torch.autograd.Function):
             for mine, theirs, masked in blocks(query, owner, ctx.group, ctx.order):
                 own_query, own_grad = query[..., mine, :], result_grad[..., mine, :]
                 their_key, their_value = held[0, ..., theirs, :], held[1, ..., theirs, :]
-                # Recomputed: storing the weights would take memory quadratic in the length.
+                # Recompute the weights: storing them would take memory quadratic in the length.
                 weights = (score(own_query, their_key, masked) - log_sum[..., mine, :]).exp()
                 scores_grad = weights * (own_grad @ their_value.mT - taken[..., mine, :])
                 scores_grad = scores_grad / query.shape[-1] ** 0.5
                 query_grad[..., mine, :] += scores_grad @ their_key
                 grads[0, ..., theirs, :] += scores_grad.mT @ own_query
                 grads[1, ..., theirs, :] += weights.mT @ own_grad
-            # Gradients travel with their keys and values. The last step returns them to their owner.
+            # Gradients travel with their keys and values, and the last step returns them to their owner.
             grads = receive(*pass_on(grads, ctx.group))
         return query_grad, grads[0], grads[1], None, None
 
@@ -101,8 +101,8 @@ def blocks(query, owner, group, order):
     """Yield, for each block to compute, the slice of the queries, the slice of the owner's
     keys, and whether both cover the same positions.
 
-    If they do, some keys are later than some queries and must be masked. A block whose
-    keys are all later than its queries is left out.
+    If both cover the same positions, some keys are later than some queries and must be
+    masked. A block whose keys are all later than its queries is left out.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     half = query.shape[-2] // 2

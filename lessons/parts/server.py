@@ -52,7 +52,7 @@ class Batcher:
         return answer.result()
 
     def take(self):
-        """All requests that wait, at least one. New requests queue up while a batch is computed."""
+        """Return all waiting requests, at least one. New requests queue up while a batch is computed."""
         batch = [self.waiting.get()]
         while len(batch) < self.largest and not self.waiting.empty():
             batch.append(self.waiting.get())
@@ -70,14 +70,14 @@ class Batcher:
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # a client may reuse its connection
+    protocol_version = "HTTP/1.1"  # HTTP/1.1 lets a client reuse its connection
 
     def do_POST(self):
         length = int(self.headers.get("Content-Length", 0))
         if self.path != "/digit":
             self.reply(404, {"error": f"there is no {self.path}: send a picture to /digit"})
         elif length != SIDE * SIDE:
-            self.close_connection = True  # the rest of this body would look like the next request
+            self.close_connection = True  # otherwise the rest of the body would be read as a new request
             self.reply(400, {"error": f"a picture has {SIDE * SIDE} bytes, not {length}"})
         else:
             pixels = torch.frombuffer(bytearray(self.rfile.read(length)), dtype=torch.uint8)
@@ -116,7 +116,7 @@ def main():
     if not arguments.weights.exists():
         sys.exit(f"error: there is no {arguments.weights}: run lesson 08 first")
     torch.set_num_threads(1)
-    server = Server(("127.0.0.1", arguments.port), Handler)  # this machine only: there is no password
+    server = Server(("127.0.0.1", arguments.port), Handler)  # without a password, serve only this machine
     server.batcher = Batcher(load(arguments.weights), arguments.batch)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"listening at http://127.0.0.1:{server.server_port}", flush=True)

@@ -1,6 +1,6 @@
 """Lesson 13's snapshots: each process writes and reads its own shards.
 
-They extend lesson 09's checkpoints: a run can save after any step,
+These snapshots extend lesson 09's checkpoints: a run can save after any step,
 and a crash never leaves half a snapshot, as in lesson 05.
 """
 
@@ -15,7 +15,7 @@ import workload
 
 
 class Snapshots:
-    """The snapshots of one run. Each is a folder into which all processes write."""
+    """The snapshots of one run. Each snapshot is a folder into which all processes write."""
 
     def __init__(self, arguments, model, optimizer, scheduler):
         self.folder = arguments.out
@@ -25,16 +25,16 @@ class Snapshots:
         self.scheduler = scheduler
         if dist.get_rank() == 0:
             for unfinished in self.folder.glob(f"{self.lesson}.epoch*.temporary"):
-                shutil.rmtree(unfinished)  # left by a run that was killed while it saved
+                shutil.rmtree(unfinished)  # a run that was killed while saving left this folder
 
     def save(self, epoch, step, loss_sum):
         path = self.folder / f"{self.lesson}.epoch{epoch:04}-step{step:06}.snapshot"
         temporary = path.with_suffix(".temporary")
         state = {"settings": self.settings, "weights": self.weights, "scheduler": self.scheduler}
         state |= {"epoch": epoch, "step": step, "loss_sum": loss_sum}
-        dcp.save(state, checkpoint_id=temporary)  # returns when all processes have written
+        dcp.save(state, checkpoint_id=temporary)  # dcp.save returns when all processes have written
         if dist.get_rank() == 0:
-            temporary.rename(path)  # only now, so a crash leaves a complete snapshot or none
+            temporary.rename(path)  # rename last: a crash leaves a complete snapshot or none
             for old in self.find()[:-2]:
                 shutil.rmtree(old)
 

@@ -8,12 +8,12 @@
 
 Which part of this module handles which problem:
 
-Snapshots.lock_folder   somebody starts a second run in the same folder
-seal, unseal            a file is truncated, damaged or hostile
-Snapshots.find_newest   a snapshot is from a run with different settings
-survive_a_full_disk     the disk is full: the run loses this snapshot and nothing else
-listen_for_the_end      a scheduler sends SIGTERM, or somebody presses Ctrl-C
-StopVote                all processes stop after the same step
+    Snapshots.lock_folder   somebody starts a second run in the same folder
+    seal, unseal            a file is truncated, damaged or hostile
+    Snapshots.find_newest   a snapshot is from a run with different settings
+    survive_a_full_disk     the disk is full: the run loses this snapshot and nothing else
+    listen_for_the_end      a scheduler sends SIGTERM, or somebody presses Ctrl-C
+    StopVote                all processes stop after the same step
 """
 
 import contextlib
@@ -38,11 +38,11 @@ class Snapshots:
 
     `folder` is on a disk that all machines share, unless `shared` is False.
     The names of the files begin with `name`.
-    `settings` is a dict: a run with different settings is refused, instead of continuing this one.
+    `settings` is a dict: a run with different settings cannot resume from these snapshots.
     `time_limit` is how many seconds a process waits for the other processes.
     `shared` is False if each machine has a disk of its own. Then each machine saves every
-    snapshot, and a new start sends the newest one to all machines.
-    `told_to_stop` is an event. To stop the run for a reason of your own, set it in any process.
+    snapshot, and a restarted run sends the newest one to all machines.
+    `told_to_stop` is an event. To stop the run for a reason of your own, set this event in any process.
 
     Until close(), no other run can use the folder. SIGTERM and Ctrl-C no longer end the process:
     they set `told_to_stop`.
@@ -52,7 +52,7 @@ class Snapshots:
         self.folder, self.name = Path(folder), name
         self.settings = settings
         self.told_to_stop = told_to_stop or threading.Event()
-        # On the CPU, so that these messages do not wait behind the gradients of a GPU.
+        # Use the CPU, so that these messages do not wait behind a GPU's gradients.
         self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=time_limit))
         # A slow disk may take longer than `time_limit` to write a snapshot.
         self.writing = dist.new_group(backend="gloo", timeout=timedelta(minutes=30))
@@ -74,7 +74,7 @@ class Snapshots:
 
     def lock_folder(self):
         me = f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}"
-        run = self.gather(me)[0]  # a run is named after its rank 0
+        run = self.gather(me)[0]  # the name of rank 0's process is the name of the run
         problem = None
         if local_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -84,11 +84,11 @@ class Snapshots:
                 problem = f"{self.folder} is in use by {holder}: end it, or name another folder"
             else:
                 for temporary in self.folder.glob(f"{self.name}.epoch*.temporary"):
-                    temporary.unlink(missing_ok=True)  # left by a process that was killed while saving
+                    temporary.unlink(missing_ok=True)  # a process that was killed while saving left this file
         self.refuse_if(problem)
 
     def gather(self, value):
-        """The values of all processes, ordered by rank."""
+        """Return the values of all processes, ordered by rank."""
         values = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=self.control)
         return values
@@ -100,7 +100,7 @@ class Snapshots:
                 refuse(words)
 
     def agree_to_stop(self):
-        """Whether all processes stop after this step, because one of them was told to stop earlier."""
+        """Return whether all processes stop after this step, because one of them was told to stop earlier."""
         stop = self.vote.last_answer()
         if not stop:
             self.vote.ask(self.told_to_stop.is_set())
@@ -122,7 +122,7 @@ class Snapshots:
     def save(self, state):
         """Save on rank 0, or once on each machine if these share no disk.
 
-        The state is the same in all processes, and has at least an epoch and a step. If you
+        The state is the same in all processes, and contains an epoch and a step. If you
         count only steps, the epoch is 0. Collect what differs between processes with gather().
         """
         path = self.path_of(state["epoch"], state["step"])
@@ -135,10 +135,10 @@ class Snapshots:
             with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())  # without it, a power cut after the rename could leave an empty file
+                os.fsync(file.fileno())  # without fsync, a power cut after the rename may leave an empty file
                 temporary.replace(path)
                 self.keep_two()
-        # Otherwise, they would wait in an all-reduce, which fails after `time_limit`.
+        # Wait here: an all-reduce would fail if writing took longer than `time_limit`.
         dist.barrier(group=self.writing)
 
     def find_newest(self):
@@ -151,14 +151,14 @@ class Snapshots:
                 break
             damaged.append(path)
         self.refuse_if(problem)
-        # By now, all processes have read the files, so they can be renamed.
+        # All processes have read the files by now, so damaged files can be renamed.
         if self.is_writer:
             for path in damaged:
                 rename_damaged(path)
         return state if self.shared else self.newest_of_all(state)
 
     def newest_of_all(self, state):
-        """The newest of the states that the machines have found on their disks."""
+        """Return the newest state that any machine has found on its disk."""
         age = (-1, -1) if state is None else (state["epoch"], state["step"])
         ages, newest = self.gather(age), [state]
         dist.broadcast_object_list(newest, src=ages.index(max(ages)), group=self.control)
@@ -178,12 +178,12 @@ class Snapshots:
 class StopVote:
     """If one process is told to stop, all processes stop after the same step.
 
-    They read the answer one step later. By then it has arrived, so training does not wait for it.
+    All processes read the result of the vote one step later, so training does not wait for it.
     """
 
     def __init__(self, control):
         self.control = control
-        self.told = torch.tensor(0.0)  # how many processes were told to stop, once the all-reduce is done
+        self.told = torch.tensor(0.0)  # the all-reduce makes this the number of processes told to stop
         self.question = None
 
     def ask(self, stop):
@@ -191,7 +191,7 @@ class StopVote:
         self.question = dist.all_reduce(self.told, group=self.control, async_op=True)
 
     def last_answer(self):
-        """The same answer in all processes, or False before the first question."""
+        """Return the last vote's result, equal in all processes, or False before any vote."""
         self.wait()
         return self.told.item() > 0
 
@@ -202,7 +202,7 @@ class StopVote:
 
 
 def listen_for_the_end(told_to_stop, limit=15):
-    """From now on, SIGTERM and Ctrl-C only set told_to_stop. They no longer end the process.
+    """From now on, SIGTERM and Ctrl-C set told_to_stop instead of ending the process.
 
     Python calls `remember` only between two of its own instructions. A process that waits in torch for a
     process that is gone never reaches the next instruction, and torchrun would kill it after 30 seconds.
@@ -228,8 +228,8 @@ def listen_for_the_end(told_to_stop, limit=15):
 
 
 def wait_for_lock(file, run):
-    """Try for a few seconds to take the lock. Return its holder: this run or another run."""
-    deadline = time.monotonic() + 5  # a run that was just killed may still be ending
+    """Try for a few seconds to take the lock, and return its holder: this run or another run."""
+    deadline = time.monotonic() + 5  # a run that was just killed may still be shutting down
     holder = take_lock(file, run)
     while holder != run and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -239,7 +239,7 @@ def wait_for_lock(file, run):
 
 def take_lock(file, run):
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, for any reason
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock is released when the process ends
     except BlockingIOError:
         # The holder may be a process of the same run on another machine, because the
         # machines of a run share the disk.
@@ -262,12 +262,12 @@ def seal(state):
 
 
 def unseal(data):
-    """The state in these bytes, or None if they are damaged or not a snapshot of this kind."""
+    """Return the state in these bytes, or None if they are damaged or are not a snapshot."""
     content, checksum = data[:-4], data[-4:]
     if zlib.crc32(content).to_bytes(4) != checksum:
         return None
     try:
-        # weights_only: an ordinary pickle can run code when it is loaded.
+        # Without weights_only, loading a file could run code from it.
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:
         return None
@@ -298,17 +298,17 @@ def survive_a_full_disk(path, temporary):
 
 
 def refuse(problem):
-    """Print the problem and end this process with status 2. On each machine, one process prints it."""
+    """End this process with status 2, and print the problem in one process of each machine."""
     if local_rank() != 0:
-        # torchrun ends all processes as soon as one has ended, so let local rank 0 print first.
+        # torchrun ends all processes as soon as one ends, so let local rank 0 print first.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
     elif os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         # torchrun also restarts a run that cannot work, so print the problem only once.
         say(f"error: {problem}")
     sys.stdout.flush()
-    # Immediately. If another machine failed while Python is still shutting down, torchrun would
-    # restart this process without counting the restart here, and the problem would be printed again.
+    # Skip Python's shutdown: if another machine failed during it, torchrun would restart this process
+    # without counting the restart here, and the problem would be printed again.
     os._exit(2)
 
 

@@ -37,7 +37,7 @@ def noted(function, kind, seconds, stage, stages, events):
     def run(microbatch, *arguments, **options):
         if not stage.has_backward:  # an evaluation
             return function(microbatch, *arguments, **options)
-        finish_queued_work(stage.device)  # its input may still be on its way
+        finish_queued_work(stage.device)  # the input may still be on its way
         begin = time.perf_counter()
         result = function(microbatch, *arguments, **options)
         finish_queued_work(stage.device)
@@ -48,7 +48,7 @@ def noted(function, kind, seconds, stage, stages, events):
             "microbatch": microbatch,
             "begin": begin,
             "end": time.perf_counter(),
-            # From the forward of a micro-batch until its backward, its activations are kept here.
+            # fwd_cache keeps a micro-batch's activations from its forward to its backward.
             "held": sum(len(each.fwd_cache) for each in stages),
         }
         events.append(event)

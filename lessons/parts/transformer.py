@@ -1,7 +1,7 @@
 """The small transformer of lessons 11, 12, 13, 15, 16 and 17.
 
-Sharding plans refer to its layers by name. Attention works with any number of heads:
-all of them, or only those that one process holds.
+Sharding plans refer to the transformer's layers by name. Attention works with any number
+of heads: all of them, or only those that one process holds.
 """
 
 import torch
@@ -28,11 +28,11 @@ class Attention(nn.Module):
         mixed = self.attend(query, key, value)
         return self.project(mixed.transpose(1, 2).flatten(-2))
 
-    def attend(self, query, key, value):  # lessons 15 and 17 replace it
+    def attend(self, query, key, value):  # lessons 15 and 17 replace this function
         return scaled_dot_product_attention(query, key, value, is_causal=self.causal)
 
     def by_head(self, x):
-        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # -1: as many heads as this process has
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # -1 is this process's number of heads
 
 
 class FeedForward(nn.Module):
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """An embedding, blocks, a norm and a head. Each lesson calls it with its own embedding and head.
+    """An embedding, blocks, a norm and a head. Each lesson passes its own embedding and head.
 
     The head predicts one label for an image, or one character for each position of a text.
     """
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
             x = block(x)
         return self.head(self.norm(x))
 
-    def embed(self, x, positions):  # later stages of lesson 17 skip this
+    def embed(self, x, positions):  # in lesson 17, stages after the first skip this
         x = self.embedding(x)
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)

@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-# The first optimizer imports this module (a second or more). The first trial should not pay for it.
+# Creating an optimizer imports this module, which would cost the first trial a second or more.
 import torch._dynamo  # noqa: F401
 
 import workload
@@ -97,13 +97,13 @@ class ByNumber(optuna.samplers.RandomSampler):
 
 
 class Lock:
-    """A worker holds it while it writes to the journal. If the worker dies, the kernel
-    releases the lock.
+    """A worker holds this lock while it writes to the journal. If the worker dies, the
+    kernel releases the lock.
 
     Optuna's own locks are files, which remain if their owner dies. After 30 seconds,
-    another worker removes such a file. A slow owner then fails, although it is alive. If
+    another worker removes such a file. An owner that is merely slow then fails. If
     the journal has a relative path, Optuna's default lock is a link that points
-    nowhere. Nobody removes it, so the others wait forever.
+    nowhere: no worker removes this link, so the other workers wait forever.
     """
 
     def __init__(self, path):
@@ -119,13 +119,13 @@ class Lock:
 
 
 def open_study(arguments):
-    """Return the search in this folder. The first worker creates it, and later workers
-    join.
+    """Return the search in this folder. The first worker creates the search, and later
+    workers join it.
     """
     path = arguments.out / f"{arguments.lesson}.journal"
     if result_of(arguments).exists():
         workload.refuse(f"the search in {path} has ended: to start a new one, choose another --out")
-    median = optuna.pruners.MedianPruner(n_startup_trials=4)  # prunes once four trials are complete
+    median = optuna.pruners.MedianPruner(n_startup_trials=4)  # it starts pruning after four complete trials
     study = optuna.create_study(
         study_name=arguments.lesson,
         storage=optuna.storages.JournalStorage(JournalFileBackend(str(path), Lock(path))),
@@ -177,19 +177,19 @@ def next_trial(study, arguments):
             return trial
         if not study.get_trials(states=[TrialState.RUNNING]):
             return None
-        time.sleep(0.2)  # if another worker dies, this worker can take its trial
+        time.sleep(0.2)  # if another worker dies, this worker can take over its trial
 
 
 def mark_the_lost(study, arguments):
-    """A killed worker leaves its trial marked as running. Mark it as failed, and try it
-    again.
+    """Mark the running trials of killed workers as failed, and try each of them once
+    more.
     """
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         if time.time() - last_heard(trial) > arguments.time_limit:
-            # If two workers notice at the same time, the journal accepts only the first mark.
+            # If two workers mark the same trial, the journal accepts only the first mark.
             with suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 study.tell(trial.number, state=TrialState.FAIL)
-                if trial.params and "again" not in trial.user_attrs:  # only once: a trial may kill its worker
+                if trial.params and "again" not in trial.user_attrs:  # retry once: a trial may kill workers
                     study.enqueue_trial(trial.params, user_attrs={"again": trial.number})
                 print(f"trial {trial.number:3} | lost: its worker is silent", flush=True)
 
@@ -230,7 +230,7 @@ def spent(study, arguments):
     """
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.datetime_start]
     starts = [trial.datetime_start.timestamp() for trial in trials]
-    # Sum the differences: a sum of large timestamps may be rounded by more seconds than a trial takes.
+    # Sum differences, because a sum of large timestamps can be off by more seconds than a trial takes.
     worked = [last_heard(trial) - start for trial, start in zip(trials, starts, strict=True)]
     hours = sum(worked) / 3600
     return time.time() - min(starts, default=time.time()), hours * arguments.price
@@ -309,7 +309,7 @@ def draw(study, path):
 
 
 def plot(axes, study):
-    """All trials: learning rate, batch size, validation accuracy, and how they ended."""
+    """Plot the learning rate, batch size, validation accuracy and outcome of all trials."""
     sizes = study.user_attrs["settings"]["batch_size"]
     tones = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"]
     colours = {size: tones[number % len(tones)] for number, size in enumerate(sizes)}

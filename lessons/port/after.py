@@ -38,7 +38,7 @@ rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCA
 if torch.cuda.is_available():
     torch.cuda.set_device(local_rank)  # from now on, "cuda" means this process's GPU
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-dist.init_process_group(dist.get_default_backend_for_device(device))  # NCCL for GPUs, gloo for CPUs
+dist.init_process_group(dist.get_default_backend_for_device(device))  # GPUs use NCCL, CPUs use gloo
 torch.manual_seed(args.seed)
 
 

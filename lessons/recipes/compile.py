@@ -1,10 +1,10 @@
-r"""torch.compile before or after a model is wrapped: what becomes part of a compiled graph.
+r"""What torch.compile puts into a graph, if it compiles a model before or after wrapping.
 
     torchrun --standalone --nproc-per-node 2 lessons/recipes/compile.py
 
-For each order, the table shows how many compiled graphs a forward pass runs, and how many of
-the 12 linear layers are in them; for DDP also when the first all-reduce begins. The backend
-aot_eager needs no compiler. With --backend inductor, it takes minutes and needs gcc.
+For each order, the table shows how many compiled graphs a forward pass runs, how many of the
+12 linear layers are in them and, for DDP, when the first all-reduce begins. The backend
+aot_eager needs no compiler. The backend inductor takes minutes and needs gcc.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def with_tensor_parallel(model, order, counted):
 
 
 def first_message(model, rows):
-    """The share of a backward pass after which DDP begins its first all-reduce."""
+    """Return the share of a backward pass after which DDP begins its first all-reduce."""
     begun = []
 
     def hook(_, bucket):
@@ -124,7 +124,7 @@ def measure(wrap, order, backend):
     model, rows = Model(), torch.randn(256, WIDTH)
     counted = Counted(backend)
     model = wrap(model, order, counted)
-    for _ in range(3):  # the first steps compile, and DDP orders its buckets
+    for _ in range(3):  # the first steps compile the model, and DDP orders its buckets
         counted.graphs = counted.layers = 0
         loss = model(rows).square().mean()
         loss.backward()

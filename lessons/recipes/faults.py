@@ -1,10 +1,11 @@
-r"""The cost of failures: if all groups restart, and if only the failed group restarts.
+r"""The cost of failures if all groups restart, and if only the failed group restarts.
 
     python lessons/recipes/faults.py
 
-A simulation, failure by failure. A full restart stops all groups and repeats the steps
-since the last snapshot. Without a full restart, the other groups lose a step and go on
-while the group that failed is away. Change the numbers with the options: see --help.
+This script simulates one failure after another. A full restart stops all groups and
+repeats the steps since the last snapshot. Without a full restart, the other groups lose
+a step and go on while the group that failed is away. Change the numbers with the
+options: see --help.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import random
 
 
 def full_restart(hours, between, snapshot_every, restart, drawn):
-    """The share of the time in which all groups trained steps that were kept."""
+    """Return the share of the time in which all groups trained steps that were kept."""
     clock = kept = 0.0
     while clock < hours:
         lasted = drawn.expovariate(1 / between)
@@ -27,7 +28,7 @@ def full_restart(hours, between, snapshot_every, restart, drawn):
 
 
 def one_group(hours, between, groups, step, restart, drawn):
-    """The same share if only the group that failed restarts. All groups have the same size."""
+    """Return the share of time kept if only the failed group restarts. All groups are equally large."""
     clock = lost = 0.0
     while (clock := clock + drawn.expovariate(1 / between)) < hours:
         away = min(restart, hours - clock)
@@ -39,7 +40,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     option = parser.add_argument
     option("--gpus", type=int, default=16384, help="GPUs of the job (16384)")
-    # Llama 3: 419 unplanned interruptions in 54 days on 16,384 GPUs.
+    # Llama 3 had 419 unplanned interruptions in 54 days on 16,384 GPUs.
     option("--failures", type=float, default=419 / 54 / 16.384, help="failures per 1,000 GPUs and day (0.47)")
     option("--groups", type=int, default=16, help="replica groups (16)")
     option("--snapshot-minutes", type=float, default=30, help="between snapshots (30)")

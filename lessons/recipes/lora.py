@@ -3,8 +3,8 @@ r"""LoRA under FSDP2: train adapters, and write one file with Hugging Face's nam
     torchrun --standalone --nproc-per-node 2 lessons/recipes/lora.py
 
 The base model is frozen and sharded, and the optimizer gets only the adapters. In the end,
-out/lora holds a file with the merged weights, and the adapters as PEFT stores them. This
-needs safetensors: pip install -r lessons/parts/fine_tuning.txt
+out/lora holds a file with the merged weights, and the adapters as PEFT stores them. The
+script needs safetensors: pip install -r lessons/parts/fine_tuning.txt
 """
 
 import json
@@ -38,7 +38,7 @@ class LoRA(nn.Module):
         self.base = base.requires_grad_(False)
         self.lora_A = nn.Linear(base.in_features, RANK, bias=False)
         self.lora_B = nn.Linear(RANK, base.out_features, bias=False)
-        nn.init.zeros_(self.lora_B.weight)  # so that training begins with the base model
+        nn.init.zeros_(self.lora_B.weight)  # zeros make training start from the base model
 
     def forward(self, values):
         return self.base(values) + self.lora_B(self.lora_A(values)) * (ALPHA / RANK)
@@ -68,7 +68,7 @@ class Layer(nn.Module):
 
 
 class Reader(nn.Module):
-    """Reads an image as 28 rows, with a transformer."""
+    """A transformer that reads an image as 28 rows."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ class Reader(nn.Module):
 
 
 def make_base_file(path):
-    """Train a base model on upright digits, and save it under names as in Hugging Face's files."""
+    """Train a base model on upright digits, and save it under Hugging Face's parameter names."""
     model, digits = Reader(), workload.draw_digits(3000, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     for batch in torch.randperm(len(digits)).split(50):
@@ -150,7 +150,7 @@ def train(rank, world_size, device, arguments):
     # The optimizer is made after fully_shard, which replaces the parameters by shards.
     optimizer = torch.optim.AdamW(trained, lr=arguments.lr)
 
-    # The new task: the same digits upside down.
+    # The new task is to read digits that are upside down.
     digits = workload.draw_digits(arguments.train_size or 960, seed=3).to(device)
     images, labels = digits.images.flip(2), digits.labels
     test = workload.draw_digits(arguments.test_size or 600, seed=4).to(device)
@@ -167,7 +167,7 @@ def train(rank, world_size, device, arguments):
             loss_sum += loss.detach()
         speed = steps * arguments.batch_size / (time.perf_counter() - start)
         dist.all_reduce(loss_sum)
-        with torch.no_grad():  # all processes, because each gathers the weights
+        with torch.no_grad():  # forward gathers weights, so all processes must run it
             right = (model(test.images.flip(2)).argmax(dim=1) == test.labels).float().mean().item()
         if rank == 0:
             workload.report(arguments, epoch, loss_sum.item() / steps / world_size, right, speed)
@@ -176,7 +176,7 @@ def train(rank, world_size, device, arguments):
     if rank == 0:
         adapters = sum(parameter.numel() for parameter in trained)
         print(f"trained {adapters:,} of {count:,} parameters", flush=True)
-        whole = read_base(folder / "model.safetensors").to(device)  # a model without adapters reads the file
+        whole = read_base(folder / "model.safetensors").to(device)  # this model has no adapters
         with torch.no_grad():
             right = (whole(test.images.flip(2)).argmax(dim=1) == test.labels).float().mean().item()
         print(f"the merged file, read by one process: accuracy {right:.1%}", flush=True)
@@ -189,9 +189,9 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

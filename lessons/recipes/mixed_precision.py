@@ -50,11 +50,11 @@ def train(rank, world_size, device, arguments):
     layout = resnet.layout_for(arguments.width)
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
-    model.forward_sync_buffers = False  # batch norm keeps them equal on all ranks
+    model.forward_sync_buffers = False  # synchronized batch norm keeps the buffers equal
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))
-    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half as many steps, each twice as far
+    lr = arguments.lr * arguments.batch_size / 60  # twice the batch means half the steps, so double the rate
     fp16 = arguments.precision == "fp16"
     # Fused SGD of torch 2.13 uses an uninitialized momentum buffer if the first step is skipped.
     options_of_sgd = {"momentum": 0.9, "weight_decay": 5e-4, "fused": not fp16}
@@ -88,12 +88,12 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         if epoch - best.epoch > arguments.patience:
-            break  # all processes break here, or none: one left alone would wait
+            break  # all processes break in the same epoch, so none waits forever
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
-        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or all ranks draw the same numbers
+        sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # ranks must draw different numbers
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
-            if step <= done:  # trained already, but loading may draw random numbers
+            if step <= done:  # loading a skipped batch may change the random state
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
                 continue
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -102,12 +102,12 @@ def train(rank, world_size, device, arguments):
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.step(optimizer)  # skips the step if a gradient is not finite
-            scaler.update()  # halves the scale after such a step
-            before, scale = scale, scaler.get_scale()  # waits for the GPU, too
+            scaler.update()  # halves the scale after a skipped step
+            before, scale = scale, scaler.get_scale()  # get_scale also waits for the GPU
             if scale < before:
                 skipped += 1
             else:
-                scheduler.step()  # at each step, since the warm-up is short
+                scheduler.step()  # the rate changes per step, since the warm-up is short
             board.step()
             loss_sum += loss.detach()
             stop = snapshots.agree_to_stop()
@@ -138,7 +138,7 @@ def train(rank, world_size, device, arguments):
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0 and fp16:
         print(f"skipped {skipped} steps since the last start, scale {scaler.get_scale():,.0f}")
-    if rank == 0:  # all ranks hold the same weights, and would write the same file
+    if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     snapshots.close()
     return False
@@ -152,15 +152,15 @@ class FloatSyncBatchNorm(resnet.SyncBatchNorm):
 
 
 def settle(model, images):
-    """DDP adds up in another order after its first backward pass: run that pass now."""
-    model.eval()  # leaves batch norm and the random state as they are
+    """Run DDP's first backward pass now: later passes sum in a different order."""
+    model.eval()  # evaluation mode changes neither batch norm nor the random state
     model(images).sum().backward()
     model.train()
     model.zero_grad()
 
 
 def check_shared(folder, rank, device):
-    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
+    """A machine that cannot see rank 0's snapshot would start over at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:
@@ -172,7 +172,7 @@ def check_shared(folder, rank, device):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # or an answer would depend on the other images of the batch
+    model.eval()  # otherwise predictions would depend on the rest of the batch
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
@@ -194,10 +194,10 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     options.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
     workload.require_precision(arguments.precision, device)
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    timeout = timedelta(seconds=arguments.time_limit)  # PyTorch's default: 30 minutes (NCCL: 10)
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    timeout = timedelta(seconds=arguments.time_limit)  # PyTorch waits 30 minutes by default (NCCL: 10)
     dist.init_process_group(backend, timeout=timeout)
     stopped = train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -3,7 +3,7 @@ r"""Muon on weights that FSDP2 has sharded: gather each matrix, then orthogonali
     torchrun --standalone --nproc-per-node 2 lessons/recipes/muon.py
 
 The losses of 1, 2 and 4 processes agree. With --how shards, each process orthogonalizes
-its own rows: there is no error, but it is a different optimizer. With --how torch,
+its own rows: this raises no error, but is a different optimizer. With --how torch,
 torch.optim.Muon gets the sharded parameters. The last line counts Muon's collectives.
 """
 
@@ -25,7 +25,7 @@ import workload
 
 
 def orthogonalize(matrix):
-    """Muon's direction for this matrix, with Muon's factor for its shape."""
+    """Return Muon's update direction, scaled by Muon's factor for the matrix's shape."""
     moved = nn.Parameter(torch.zeros_like(matrix))
     moved.grad = matrix
     torch.optim.Muon([moved], lr=1, momentum=0, nesterov=False, weight_decay=0).step()
@@ -33,7 +33,7 @@ def orthogonalize(matrix):
 
 
 class ShardedMuon(torch.optim.Optimizer):
-    """Momentum and weights stay sharded. One matrix at a time is gathered, and dropped again."""
+    """Momentum and weights stay sharded. One matrix at a time is gathered and then freed."""
 
     def __init__(self, matrices, lr, momentum=0.95, weight_decay=0.1, gather=True):
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -75,7 +75,7 @@ def train(rank, world_size, device, arguments):
         nn.Linear(width, 10),
     ).to(device)
     fully_shard(model, mesh=dist.init_device_mesh(device.type, (world_size,)))
-    # Muon is for hidden matrices. The first and the last layer, and all vectors, get AdamW.
+    # Muon is for hidden matrices. AdamW updates the first and the last layer, and all vectors.
     matrices = [model[4].weight, model[6].weight]
     others = [*model[2].parameters(), *model[8].parameters()]
     if arguments.how == "torch":
@@ -100,7 +100,7 @@ def train(rank, world_size, device, arguments):
             loss_sum += loss.detach()
         dist.all_reduce(loss_sum)
         speed = steps * arguments.batch_size / (time.perf_counter() - start)
-        with torch.no_grad():  # all processes, because each holds only shards
+        with torch.no_grad():  # forward gathers weights, so all processes must run it
             right = (model(test_set.images).argmax(dim=1) == test_set.labels).float().mean().item()
         if rank == 0:
             workload.report(arguments, epoch, loss_sum.item() / steps / world_size, right, speed)
@@ -119,9 +119,9 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects here, not at first use
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

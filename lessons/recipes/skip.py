@@ -2,8 +2,9 @@ r"""Two ways to skip the batches that a killed run has already trained on, and w
 
     python lessons/recipes/skip.py
 
-islice over a DataLoader loads and augments each of these batches again, and throws it
-away. islice over the sampler skips only numbers. Both continue with the same batches.
+With islice over a DataLoader, each of these batches is loaded, augmented and thrown away.
+With islice over the sampler, only indices are skipped. Both ways continue with the same
+batches.
 """
 
 import sys

@@ -24,11 +24,11 @@ import workload
 from parts.loading import start_worker
 
 SHARDS = 48  # files
-LANES = 12  # streams of images; each process reads LANES / world_size of them
+LANES = 12  # a lane is a stream of images; each process reads LANES / world_size lanes
 
 
 class Stream(IterableDataset):
-    """The images of some lanes. Every step takes the same number of images from each lane.
+    """A stream of the images of some lanes. Every step takes the same number of images from each lane.
 
     In each epoch, all shards are shuffled and dealt to the lanes, and the images of a shard
     are shuffled too. Both orders depend only on the seed and the epoch, so step 31 gets the same
@@ -49,13 +49,13 @@ class Stream(IterableDataset):
         return torch.Generator().manual_seed((self.seed * 10_000 + self.epoch) * 100 + number)
 
     def steps(self, lanes):
-        """How many full steps these lanes have in this epoch. The shards are not equally large."""
+        """Return how many steps these lanes fill in this epoch. Shards differ in size."""
         images = [sum(self.sizes[shard] for shard in self.shards[lane]) for lane in lanes]
         return min(images) // self.chunk
 
     def __iter__(self):
         worker = get_worker_info()
-        # The loader asks its workers in turn, so worker 0 of 2 has every second lane.
+        # The loader asks its workers in turn, so worker 0 of 2 gets every second lane.
         mine = self.lanes[worker.id :: worker.num_workers] if worker else self.lanes
         lanes = [self.read(lane) for lane in mine]
         for _ in range(self.done, self.steps(self.lanes)):
@@ -66,7 +66,7 @@ class Stream(IterableDataset):
         skip = self.done * self.chunk
         images, labels = torch.tensor([], dtype=torch.uint8), torch.tensor([], dtype=torch.int64)
         for shard in self.shards[lane]:
-            if skip >= self.sizes[shard]:  # a resumed run does not even open this file
+            if skip >= self.sizes[shard]:  # a resumed run does not even open this shard
                 skip -= self.sizes[shard]
                 continue
             more_images, more_labels = torch.load(self.folder / f"{shard:02}.pt")
@@ -79,7 +79,7 @@ class Stream(IterableDataset):
 
 
 def write_shards(folder, images):
-    """Split the images into files of different sizes, as real shards have."""
+    """Split the images into files that differ in size, as real shards do."""
     mean = len(images) // SHARDS
     sizes = [mean + (number % 5 - 2) * mean // 20 for number in range(SHARDS - 1)]
     sizes.append(len(images) - sum(sizes))
@@ -126,7 +126,7 @@ def train(rank, world_size, device, arguments):
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         stream.begin(epoch, done)
-        # Without --join, all processes stop when the shortest lane of all is at its end.
+        # Without --join, all processes stop at the end of the shortest of all lanes.
         steps = stream.steps(lanes if arguments.join else range(LANES))
         chunks = iter(loader)
         with model.join() if arguments.join else nullcontext():
@@ -147,7 +147,7 @@ def train(rank, world_size, device, arguments):
                         state |= {name: part.state_dict() for name, part in parts.items()}
                         torch.save(state, snapshot)
                     return
-        del chunks  # ends the workers, which may have read ahead
+        del chunks  # this ends the workers, which may have read ahead
         scheduler.step()
         dist.all_reduce(totals)
         seconds = time.perf_counter() - start

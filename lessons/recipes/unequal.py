@@ -2,7 +2,7 @@ r"""GPUs of different speeds: faster GPUs get more images, and every image count
 
     torchrun --standalone --nproc-per-node 2 lessons/recipes/unequal.py --speeds 3 1
 
-The losses equal those of one process. With --split equal, all processes get the same
+The losses equal one process's losses. With --split equal, all processes get the same
 number of images, so all wait for the slow one. --mean-of-means is the mistake: each
 process uses the mean loss of its own images, so images of a slow process count more.
 The speeds are simulated.
@@ -24,7 +24,7 @@ import workload
 
 
 def shares(speeds, batch_size):
-    """How many images of a batch each process gets. They add up to the batch."""
+    """Return each process's number of images; the numbers add up to the batch."""
     ends = [round(batch_size * end / sum(speeds)) for end in accumulate(speeds)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -47,11 +47,11 @@ def train(rank, world_size, device, arguments):
         loss_sum = torch.zeros((), device=device)
         for batch in order.split(arguments.batch_size)[:steps]:
             images, labels = train_set[batch.split(sizes)[rank]]
-            time.sleep(len(images) * 0.001 / arguments.speeds[rank])  # as if the GPU were computing
+            time.sleep(len(images) * 0.001 / arguments.speeds[rank])  # this simulates a GPU of this speed
             if arguments.mean_of_means:
                 loss = cross_entropy(model(images), labels)
             else:
-                # DDP divides the sum of the gradients by world_size, so multiply by it.
+                # DDP divides summed gradients by world_size, so multiply the loss by it.
                 loss = cross_entropy(model(images), labels, reduction="sum")
                 loss = loss * world_size / arguments.batch_size
             optimizer.zero_grad()
@@ -80,8 +80,8 @@ if __name__ == "__main__":
     arguments.speeds = arguments.speeds or [1.0] * world_size
     if len(arguments.speeds) != world_size or min(arguments.speeds) <= 0:
         workload.refuse(f"--speeds needs {world_size} numbers above 0, one for each process")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

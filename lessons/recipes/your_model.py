@@ -1,4 +1,4 @@
-r"""Models that need extra care under DDP: each with the mistake and with the fix.
+r"""Models that need extra care under DDP, each with the mistake and with the fix.
 
     torchrun --standalone --nproc-per-node 2 lessons/recipes/your_model.py
 
@@ -22,11 +22,11 @@ from torch.utils.data import DistributedSampler
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 
-ROWS, WIDTH = 24, 8  # of the whole batch; 24 rows divide by 1, 2, 3 and 4 processes
+ROWS, WIDTH = 24, 8  # a batch has 24 rows, which 1, 2, 3 or 4 processes can share equally
 
 
 def gradients(model):
-    """All gradients in one vector. A parameter without a gradient counts as 0."""
+    """Return all gradients in one vector. A parameter without a gradient counts as 0."""
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return torch.cat([part.flatten() for part in parts])
 
@@ -34,8 +34,8 @@ def gradients(model):
 def show(case, model, loss_of, reference=None, **options):
     """Run backward passes with DDP, and compare the gradients with those of one process.
 
-    `loss_of` computes the mean loss over the rows that it gets. `reference` does the same on
-    one process, which has no other process to gather from.
+    `loss_of` computes the mean loss over the rows that it gets. `reference` computes this
+    loss on one process, which cannot gather from others.
     """
     torch.manual_seed(1)
     batch = torch.randn(ROWS, WIDTH)
@@ -45,7 +45,7 @@ def show(case, model, loss_of, reference=None, **options):
     shard = batch.tensor_split(world_size)[rank]
     try:
         model = DistributedDataParallel(model, **options)
-        for _ in range(2):  # some mistakes are noticed only in the second step
+        for _ in range(2):  # DDP notices some mistakes only in the second step
             model.zero_grad()
             loss_of(model, shard).backward()
         off = gradients(model) - gradients(alone)
@@ -104,7 +104,7 @@ def two_passes_alone(model, rows):
 
 
 def contrast(mine, others, first):
-    """Each row's partner is its own copy in `others`, where this process's rows begin at `first`."""
+    """Each row's partner is its own copy in `others`, where this process's copies begin at `first`."""
     targets = torch.arange(first, first + len(mine))
     return cross_entropy(normalize(mine, dim=1) @ normalize(others, dim=1).T / 0.1, targets)
 
@@ -123,8 +123,8 @@ def contrast_without_gradient(model, rows):
 def contrast_with_gradient(model, rows):
     mine, copies = model(torch.stack([rows, rows + 0.1]))
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    # The processes' gradients of a row are parts of a sum: backward adds them up, and
-    # sends each process the rows that it has contributed.
+    # Each process has only a part of each row's gradient: backward adds up the parts, and
+    # sends each process the sums for its own rows.
     gathered = DTensor.from_local(copies, mesh, [Shard(0)]).full_tensor(grad_placements=[Partial()])
     return contrast(mine, gathered, dist.get_rank() * len(rows))
 
@@ -163,7 +163,7 @@ def rebuild(model, rows):
 
 
 def tie_late(model, rows):
-    getattr(model, "module", model).tie()  # the weight that DDP knows no longer gets a gradient
+    getattr(model, "module", model).tie()  # the weight that DDP knew no longer gets a gradient
     return rebuild(model, rows)
 
 
@@ -171,7 +171,7 @@ def tie_late(model, rows):
 
 
 def predict(case, sampler):
-    """Gather the predictions of 25 rows on rank 0, and put each where its row is."""
+    """Gather the predictions for 25 rows on rank 0, in the order of the rows."""
     torch.manual_seed(1)
     rows, model = torch.randn(25, WIDTH), nn.Linear(WIDTH, 1)
     mine = list(sampler(rows))
@@ -189,7 +189,7 @@ def predict(case, sampler):
 
 
 def repeats_rows(rows):
-    return DistributedSampler(rows, shuffle=False)  # pads to equal shards: some rows come twice
+    return DistributedSampler(rows, shuffle=False)  # this sampler repeats some rows to make shards equal
 
 
 def each_row_once(rows):

@@ -24,7 +24,7 @@ def refuse(message, again=False):
     prints the error.
     """
     if int(os.environ.get("LOCAL_RANK", 0)) != 0:
-        # torchrun ends all processes as soon as one has ended, so let local rank 0 print first.
+        # torchrun ends all processes as soon as one ends, so let local rank 0 print first.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
         os._exit(2)
