@@ -19,7 +19,7 @@ from tools.lessons import ROOT
 PAGE = ROOT / "lessons/pages/words.md"
 LINK = "../lessons/pages/words.md#"  # from a notebook
 DOCUMENTATION = "https://docs.pytorch.org/"
-PLAIN = "The lessons also use this word in its everyday sense."  # in words.md: there it is not linked
+PLAIN = "Also an everyday word."  # in words.md: there it is not linked
 # What is no sentence: the way to other pages, code, headings, formulas, HTML. Links are looked into.
 OTHER = re.compile(
     r"(?ms)<!-- (?P<name>[^>]*?): written by.*?<!-- end of (?P=name) -->|^```.*?^```|^#+ .*?$|`+[^`]+`+"
