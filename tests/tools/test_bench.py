@@ -1,8 +1,6 @@
 """The bench measures what it says, and its page says what the bench measured."""
 
 import json
-import re
-import statistics
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -30,17 +28,6 @@ def test_the_page_and_the_picture_show_what_the_file_that_the_page_names_holds(t
     assert page.read_text() == right, f"make bench ARGUMENTS='--readme {NAMED}'"
     picture = (ROOT / "lessons/pictures/bench.svg").read_text()
     assert (tmp_path / "bench.svg").read_text() == picture and "<svg" in picture
-
-
-def test_the_older_tables_of_scaling_are_those_of_their_file():
-    name, said = re.search(
-        r"(?s)<!-- scaling (\S+) -->\n(.*?)\n<!-- end -->", report.PAGE.read_text()
-    ).groups()
-    result = json.loads((bench.RESULTS / "scaling" / name).read_text())
-    assert result["date"] in said and "on another machine, and without ranges" in said
-    speeds = [statistics.median(row["together"]) for row in result["rows"]]
-    shown = set(re.findall(r"(?m)^\| (?:the lessons'|a wide) model +\| +\d \| +([\d,]+) ", said))
-    assert shown == {f"{speed:,.0f}" for speed in speeds} and len(shown) == 10
 
 
 def leaves(found, name=()):
