@@ -98,8 +98,8 @@ def receive(arriving, requests):
 
 
 def blocks(query, owner, group, order):
-    """Yield, for each block to compute, the slice of the queries, the slice of the owner's
-    keys, and whether both cover the same positions.
+    """Yield a tuple for each block that has to be computed: the slice of the queries, the
+    slice of the owner's keys, and whether the two slices cover the same positions.
 
     If both cover the same positions, some keys are later than some queries and must be
     masked. A block whose keys are all later than its queries is left out.

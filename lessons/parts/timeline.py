@@ -93,8 +93,8 @@ def write(events, arguments):
 
 
 def idle(values):
-    """Return the share of the time, from the first event to the last, in which
-    processes were idle.
+    """Return how much of the processes' time between the first event and the last was
+    idle, as a share.
     """
     events = [event for row in values["events"] for event in row]
     busy = sum(event["end"] - event["begin"] for event in events)

@@ -108,7 +108,7 @@ def several(result):
     found = "missed with " + " and ".join(missed) if missed else "met"
     return f"""## Two processes (strong scaling)
 
-The batch of 120 images is split: each of two processes computes on 60. Two independent processes, which have batches of 60 too and never communicate, show how much the machine can do.
+The batch of 120 images is split: each of two processes computes on 60. Two independent processes, which also have batches of 60 but never communicate, show how much the machine can do.
 
 {table(head, lines)}
 
@@ -401,7 +401,7 @@ def where(result):
 def section(result, path):
     rows = result["rows"]
     said = [
-        f"""Measured by commit {result["commit"]} on {result["date"]}, in {result["minutes"]:.0f} minutes, on {where(result)} ([all repeats](results/{path.name})). Each process has one thread. The load before the run was {result["load_before"]}, and the host gave {result["stolen"]:.1%} of the processor time to other machines. Every number is the median of {result["repeats"]} repeats, the range goes from the smallest to the largest repeat, and ratios are computed from the medians. The measurements take turns."""
+        f"""The programs of commit {result["commit"]} measured this page on {result["date"]} in {result["minutes"]:.0f} minutes, on {where(result)}. [The file](results/{path.name}) holds all repeats. Each process has one thread. The load before the run was {result["load_before"]}, and the host gave {result["stolen"]:.1%} of the processor time to other machines. Every number is the median of {result["repeats"]} repeats, the range goes from the smallest to the largest repeat, and ratios are computed from the medians. The measurements take turns."""
     ]
     parts = {
         one_process: "usual loop" in rows.get("speed", {}),
