@@ -280,6 +280,8 @@ def check_computed(count, sizes, evaluation=False, single=False, whole=False):
     called = f"the copies were called with batches of {words(came['sizes'])} images"
     wanted = f"{words(sizes)}, and nothing for a copy without a part"
     require(sorted(came["sizes"]) == sorted(sizes), called, wanted)
+    kind, right = came["outputs"].dtype, given["upstream"].dtype
+    require(kind == right, f"the output is of {kind}", f"{right}, like the copies' outputs")
     close("the output", came["outputs"], torch.cat(outputs), relative=1e-4)
     return came, references
 

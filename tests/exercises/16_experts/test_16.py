@@ -14,6 +14,7 @@ answers wider or narrower than tokens: 3b, 3c, 4a |
 | equal logits | 1b |
 | experts that change their rows in place | 4a |
 | tied | 4b: a weight that two ordinary layers share |
+| names | 4b: ordinary layers called after_experts and heads.experts, which are no experts |
 | router with a bias | 4a to 4c |
 | frozen parameters, parameters without a gradient | excluded by the docstring, except for experts |
 | container, seeds | the functions take lists only, and know no seed |
@@ -131,13 +132,14 @@ class Model(nn.Module):
         self.blocks = nn.ModuleDict({name: mixture_of(student, one) for name, one in given["blocks"].items()})
         self.last = linear(given["after_experts"])
         self.last.weight = self.after_experts.weight
+        self.heads = nn.ModuleDict({"experts": linear(given["after_experts"])})
 
     def forward(self, x):
         x, balance = self.first(x), 0
         for block in self.blocks.values():
             more, part = block(x)
             x, balance = x + more, balance + part
-        return self.after_experts(x) + self.last(x.tanh()), balance
+        return self.after_experts(x) + self.last(x.tanh()) + self.heads["experts"](x.sin()), balance
 
 
 def train(student, me, given):
@@ -799,11 +801,15 @@ def own_training(given, rank, sizes):
     return given | {"model": given["model"] | {"blocks": blocks}, "batches": batches}
 
 
+def is_experts(name):
+    return ".experts." in name and not name.startswith("heads.")
+
+
 def its_name(name, rank, local):
     """What a parameter is called on a rank; None if that rank does not have it."""
-    before, _, after = name.partition(".experts.")
-    if not after:
+    if not is_experts(name):
         return name
+    before, _, after = name.partition(".experts.")
     number, _, key = after.partition(".")
     place = int(number) - rank * local
     return f"{before}.experts.{place}.{key}" if 0 <= place < local else None
@@ -813,7 +819,7 @@ def mistakes(ranks, gradients, name, rank, local):
     """What this gradient would be, were it added up where it is not to be, or the other way round; and words
     for what is expected."""
     right, count = gradients[name], len(ranks)
-    if ".experts." not in name:
+    if not is_experts(name):
         there = [one["gradients"][name] for one in ranks]
         there = [one for one in there if torch.is_tensor(one) and one.shape == right.shape]
         known = {"the mean of all processes, not the sum": right / count}
