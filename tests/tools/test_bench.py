@@ -1,6 +1,7 @@
 """The bench measures what it says, and its page says what the bench measured."""
 
 import json
+import statistics
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -28,6 +29,17 @@ def test_the_page_and_the_picture_show_what_the_file_that_the_page_names_holds(t
     assert page.read_text() == right, f"make bench ARGUMENTS='--readme {NAMED}'"
     picture = (ROOT / "lessons/pictures/bench.svg").read_text()
     assert (tmp_path / "bench.svg").read_text() == picture and "<svg" in picture
+
+
+def test_the_notes_belong_to_the_file_that_the_page_shows():
+    """And each speed in them is on the page above them, or in the file."""
+    generated, notes = report.PAGE.read_text().split("## Notes on this run")
+    result = json.loads(NAMED.read_text())
+    assert f"the file of {result['date']}" in notes
+    medians = {f"{statistics.median(values):,.0f}" for _, values in leaves(result["rows"])}
+    single = {f"{value:,.0f}" for _, values in leaves(result["rows"]) for value in values}
+    for number in re.findall(r"\b\d+,\d{3}\b", notes):
+        assert number in generated or number in medians | single, number
 
 
 def leaves(found, name=()):

@@ -87,7 +87,7 @@ Lesson 01 and the usual tutorial loop, which converts PIL images to tensors one 
 Lesson 01 is {plain:.2f} times as fast {verdict(plain, 1.5)}, because it slices each batch out of the data set in a single operation: see the column "batch". """
     if result["machine"]["bf16"]:
         more = ratio(speed["a large one in bf16"], speed["a large one, 1"])
-        text += f"""Lesson 07 in bf16 is {low:.2f} times as fast as the usual loop {verdict(low, 2)}. A model with 30 times as many multiplications per image gains more from bf16: {middle(speed["a large one in bf16"])} images/s ({reach(speed["a large one in bf16"])}) instead of {middle(speed["a large one, 1"])} ({reach(speed["a large one, 1"])}), {more:.2f} times as fast."""
+        text += f"""Lesson 07 in bf16 is {low:.2f} times as fast as the usual loop {verdict(low, 2)}, and {ratio(speed["lesson 07 in bf16"], speed["lesson 01"]):.2f} times as fast as lesson 01. A model with 30 times as many multiplications per image gains more from bf16: {middle(speed["a large one in bf16"])} images/s ({reach(speed["a large one in bf16"])}) instead of {middle(speed["a large one, 1"])} ({reach(speed["a large one, 1"])}), {more:.2f} times as fast."""
     return text.strip()
 
 
@@ -112,7 +112,7 @@ The batch of 120 images is split: each of two processes computes on 60. Two inde
 
 {table(head, lines)}
 
-The aim is that two DDP processes reach 0.8 of the throughput of two independent ones: {found}. With lesson 04's model, a step of DDP takes {middle(added(step["lesson 04, 2"]), 1000, 1)} ms."""
+The aim is that two DDP processes reach 0.8 of the throughput of two independent ones: {found}. With lesson 04's model, a step of DDP takes {middle(added(step["lesson 04, 2"]), 1000, 1)} ms (the mean of steps 51 to 200; images/s is that of the second epoch)."""
 
 
 def waiting(result):
@@ -121,6 +121,7 @@ def waiting(result):
         "alone": "forward, backward and optimizer, nothing sent",
         "wait": "+ an all-reduce of one number",
         "after": "+ an all-reduce of all gradients, instead of one number",
+        "sent": "only the all-reduce of all gradients",
         "overlap": "DDP, which sends during backward",
         "views": "DDP with `gradient_as_bucket_view`",
     }
@@ -137,7 +138,7 @@ def waiting(result):
 
 {table(["milliseconds of a step", "any core", "range", "own core", "range"], lines)}
 
-A step without communication takes {times["alone"]:.2f} ms, which is {share:.0%} of a DDP step ({bound:.0%} with a core for each process). This is the most that DDP could reach if communication cost nothing. Waiting for the other process costs {times["wait"] - times["alone"]:.2f} ms, even if only one number is sent; sending {round(found["anywhere"]["bytes"][0] / 1000)} KB instead of it costs {times["after"] - times["wait"]:.2f} ms more. All gradients fit into one bucket, so DDP can send only when backward is almost over, and there is nothing to overlap."""
+A step without communication takes {times["alone"]:.2f} ms, which is {share:.0%} of a DDP step ({bound:.0%} with a core for each process). These steps are not those of the table above, so compare only the differences. An all-reduce of one number, which also waits for the other process, adds {times["wait"] - times["alone"]:.2f} ms. Sending {round(found["anywhere"]["bytes"][0] / 1000)} KB instead of one number adds {times["after"] - times["wait"]:.2f} ms more. All gradients fit into one bucket, so DDP can send only when backward is almost over, and there is nothing to overlap."""
 
 
 def overlap(result):
@@ -166,7 +167,14 @@ A model with 8 million parameters trains on two processes; a step sends 31 MB. T
 
 The aim is a speedup of 1.2: {aims}. Inside one machine, sending means copying memory, and the cores that copy are the cores that compute: a step uses {used[0]} ms of CPU time per process without communication, and {used[1]} ms with DDP. """
     if len(worth) > 1:
-        text += "The link connects two network namespaces, and the kernel limits its rate. While bytes are on this link, the cores are free."
+        text += "The link connects two network namespaces, and the kernel limits its rate. While bytes are on this link, the cores are free. "
+    sending = [
+        middle(link["sent, seconds"], 1000)
+        for link in result["rows"]["overlap"].values()
+        if "sent, seconds" in link
+    ]
+    if sending:
+        text += f"Sending alone takes {' and '.join(sending)} ms: the numbers of images are chosen so that computing takes about as long. DDP cannot hide all of it, because the first gradients are ready only after forward and a part of backward."
     return text.strip()
 
 
@@ -187,7 +195,7 @@ In a ring, each process sends only to its neighbour. In the picture below, each 
 
 <img src="../../lessons/pictures/ring.svg" width="440" alt="The six steps of a ring all-reduce on four processes">
 
-All ways take turns in the same processes. The columns after gloo's time and its range are gloo's time divided by theirs: above 1 is faster than gloo. The ring of exercise 03a is the solution, which allocates a receive buffer for each message. Each column after it adds one improvement: receive buffers that are kept, a connection for each direction, and pieces of 2 MiB, so that one piece is added while the next is sent ([notebook 03a](../../notebooks/03a_how_gradients_travel.ipynb) explains them). In a server, rank 0 receives all tensors, adds them and sends the sum back. A copy is a copy in memory on all processes at once, without any communication."""
+All ways take turns in the same processes. The columns after gloo's time and its range are gloo's time divided by theirs: above 1 is faster than gloo. The ring of exercise 03a is the solution, which allocates a receive buffer for each message. Each column after it changes one thing more: receive buffers that are kept (this ring also receives before it sends), a connection for each direction, and pieces of 2 MiB, so that one piece is added while the next is sent ([notebook 03a](../../notebooks/03a_how_gradients_travel.ipynb) explains them). In a server, rank 0 receives all tensors, adds them and sends the sum back. Up to 4 MiB, a chunk of two processes is a single piece, so the last two rings send the same messages. A copy is a copy in memory on all processes at once, without any communication. All times are those of rank 0."""
     for count, found in result["rows"]["all-reduce"].items():
         seconds, lines = found["seconds"], []
         for size in seconds["gloo"]:
@@ -208,7 +216,7 @@ All ways take turns in the same processes. The columns after gloo's time and its
 
 **{words} processes.** From 1 MiB up, the ring of 03a reaches at least {least["ring"]:.2f} of gloo's speed {verdict(least["ring"], 0.8)}, and the ring in pieces at least {least["in pieces"]:.2f} {verdict(least["in pieces"], 1)}."""
         if int(count) > cores:
-            text += f" Each process has two threads, and all of them share {cores} cores, so every step waits for the thread that gets a core last."
+            text += f" Besides its own thread, each process has one of gloo's, and all of them share {cores} cores, so every step waits for the thread that gets a core last."
         text += f"\n\n{table(['size', 'gloo, ms', 'range', *WAYS.values()], lines)}"
     if len(result["rows"]["all-reduce"]) == 2:
         text += f"\n\n{prediction(result)}"
@@ -250,7 +258,7 @@ The table shows how long a snapshot stops training on two processes. Lesson 06b 
 
 {table(["", "bytes", "stops training", "range"], lines)}
 
-With one snapshot per epoch, lesson 06b spends {share:.1%} of its run on snapshots {verdict(100 * share, 2, at_most=True, unit="%")}. After a process dies, the next step comes {again:.1f} seconds later (range {reach(recovery, 1, 1)}) {verdict(again, 10, at_most=True, unit=" s")}; most of this time is spent importing torch again."""
+With one snapshot per epoch, lesson 06b spends {share:.1%} of its run on snapshots {verdict(100 * share, 2, at_most=True, unit="%")}. After a process dies, the next step comes {again:.1f} seconds later (range {reach(recovery, 1, 1)}) {verdict(again, 10, at_most=True, unit=" s")}; for most of it, the new processes import torch and create what they need, as in the section on the first step."""
     step, speed = result["rows"].get("step", {}), result["rows"].get("speed", {})
     if "lesson 04, 2" in step:
         beside = ratio(speed["lesson 06b"], speed["its own model, 2"])
@@ -359,7 +367,7 @@ def others(result):
     head = ["", "processes", "images/s", "range", "first step, s", "range", "after a kill, s", "range"]
     return f"""## Other people's loops on the same work
 
-Their scripts run as they are, on lesson 04's model, images and batches (a file of the bench, [their_script.py](their_script.py), replaces CUDA, NCCL, model, data and optimizer around them, bf16 by fp32, and compiles nothing). Images/s is 120 divided by the mean time of a step, after the first 50 steps. "After a kill" is the time from the SIGKILL of process 1 in the second epoch until the restarted job has taken its first step; an empty cell means that the script keeps no snapshot.
+Their scripts run as they are, on lesson 04's model, images and batches (a file of the bench, [their_script.py](their_script.py), replaces CUDA, NCCL, model, data and optimizer around them, bf16 by fp32, and compiles nothing). Images/s is 120 divided by the mean time of a step, after the first 50 steps. "After a kill" is the time from the SIGKILL of process 1 in the second epoch until the restarted job has taken its first step; an empty cell means that this was not measured. The guide saves every 20 steps, as 06b does here, the series once per epoch, lessons 01 and 04 only at the end. All first steps include what their_script.py imports.
 
 {table(head, lines)}
 
@@ -385,7 +393,7 @@ def slower(found):
             said.append(
                 f"{PEERS[name].partition('](')[0].strip('[')} trains again sooner after a kill than lesson 06b"
             )
-    return f"Where others are ahead, by more than the ranges: {'; '.join(said) or 'nowhere in this table'}."
+    return f"Where all repeats of others are better than all of ours: {'; '.join(said) or 'nowhere in this table'}."
 
 
 # ---- together -----------------------------------------------------------------------------------
@@ -401,7 +409,7 @@ def where(result):
 def section(result, path):
     rows = result["rows"]
     said = [
-        f"""The programs of commit {result["commit"]} measured this page on {result["date"]} in {result["minutes"]:.0f} minutes, on {where(result)}. [The file](results/{path.name}) holds all repeats. Each process has one thread. The load before the run was {result["load_before"]}, and the host gave {result["stolen"]:.1%} of the processor time to other machines. Every number is the median of {result["repeats"]} repeats, the range goes from the smallest to the largest repeat, and ratios are computed from the medians. The measurements take turns."""
+        f"""The programs of commit {result["commit"]} measured this page on {result["date"]} in {result["minutes"]:.0f} minutes, on {where(result)}. [The file](results/{path.name}) holds all repeats. Each process computes with one thread. The load before the run was {result["load_before"]}, and the host gave {result["stolen"]:.1%} of the processor time to other machines. Every number is the median of {result["repeats"]} repeats, the range goes from the smallest to the largest repeat, and ratios are computed from the medians. In each repeat every measurement runs once, so the same job in two sections is measured minutes apart: compare the numbers of one table only."""
     ]
     parts = {
         one_process: "usual loop" in rows.get("speed", {}),
@@ -419,7 +427,7 @@ def section(result, path):
     said += [part(result) for part, is_measured in parts.items() if is_measured]
     text = "\n\n".join(said)
     if " * " in text:
-        text += "\n\n\\* One repeat of this row took more than twice the median. Nothing was dropped, and the file has the value."
+        text += "\n\n\\* One repeat of this row took more than twice the median. Nothing was dropped, and the file has the value. Columns without a range have such repeats, too."
     return text
 
 
