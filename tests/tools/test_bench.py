@@ -1,6 +1,7 @@
 """The bench measures what it says, and its page says what the bench measured."""
 
 import json
+import re
 import statistics
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 """Measure this machine: `make bench`. Ends with a comparison with the machine of the page, and a dated file.
 
-    python -m tools.bench.bench                          the usual sections, in about 9 minutes
+    python -m tools.bench.bench                          the usual sections, in about 10 minutes
     python -m tools.bench.bench --only all-reduce        some sections: --only "two processes" overlap
     python -m tools.bench.bench --all                    every section, in about 25 minutes
     python -m tools.bench.bench --readme tools/bench/results/FILE.json    write README.md from a file
@@ -123,15 +123,17 @@ def name_of(result):
     return "-".join([re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-"), result["date"]])
 
 
-def parse(documentation, results, **options):
+def options(documentation, results):
     """The command line that `make bench` and slow_links.py share."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=documentation, formatter_class=formatter)
     parser.add_argument("--repeats", type=int, default=3, help="rounds (%(default)s; our page has 5)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the pictures (out)")
     parser.add_argument("--results", type=Path, default=results, help="folder of the dated file")
-    for name, option in options.items():
-        parser.add_argument(f"--{name}", **option)
+    return parser
+
+
+def parse(parser):
     arguments = parser.parse_args()
     if arguments.repeats < 1:
         parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
@@ -160,14 +162,14 @@ def run(arguments, measures, in_rows=lambda found: found):
 
 
 def main():
-    arguments = parse(
-        __doc__,
-        RESULTS,
-        only={"nargs": "+", "choices": list(SECTIONS), "help": "sections to measure"},
-        all={"action": "store_true", "help": "measure every section of the page"},
-        peers={"type": Path, "help": "also measure other tutorials: the folder with their repositories"},
-        readme={"type": Path, "help": "measure nothing: write README.md and its pictures from this file"},
-    )
+    parser = options(__doc__, RESULTS)
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="sections to measure")
+    parser.add_argument("--all", action="store_true", help="measure every section of the page")
+    words = "also measure other tutorials: the folder with their repositories"
+    parser.add_argument("--peers", type=Path, help=words)
+    words = "measure nothing: write README.md and its pictures from this file"
+    parser.add_argument("--readme", type=Path, help=words)
+    arguments = parse(parser)
     if arguments.readme:
         report.write_page(arguments.readme)
         return

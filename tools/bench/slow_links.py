@@ -88,8 +88,9 @@ def newest() -> dict:
 
 
 def main() -> None:
-    rates = {"nargs": "+", "default": RATES, "help": "as tc writes them (%(default)s)"}
-    arguments = bench.parse(__doc__, RESULTS, rates=rates)
+    parser = bench.options(__doc__, RESULTS)
+    parser.add_argument("--rates", nargs="+", default=RATES, help="as tc writes them (%(default)s)")
+    arguments = bench.parse(parser)
     if hosts.why_not():
         sys.exit(f"error: this needs network namespaces ({hosts.why_not().strip()}): run make tools")
     ends: list[dict] = []

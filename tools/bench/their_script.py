@@ -171,6 +171,7 @@ def main(script, options):
     else:
         space["main"]()
     report()
+    sys.stdout.flush()
     os._exit(0)  # the group was not ended, so its threads still run
 
 
