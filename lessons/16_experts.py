@@ -68,7 +68,7 @@ def train(rank, mesh, device, arguments):
             scheduler.step()
             loss_sum += loss.detach()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
-                average(loss_sum, mesh)  # any mesh can resume from the averaged loss
+                average(loss_sum, mesh)  # so that any mesh can resume the epoch
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
         show_load(rank, model)

@@ -28,7 +28,7 @@ LANES = 12  # a lane is a stream of images; each process reads LANES / world_siz
 
 
 class Stream(IterableDataset):
-    """A stream of the images of some lanes. Every step takes the same number of images from each lane.
+    """The images of the given lanes. Every step takes the same number of images from each lane.
 
     In each epoch, all shards are shuffled and dealt to the lanes, and the images of a shard
     are shuffled too. Both orders depend only on the seed and the epoch, so step 31 gets the same

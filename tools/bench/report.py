@@ -134,7 +134,7 @@ def waiting(result):
     times = {kind: statistics.median(found["anywhere"][f"{kind}, seconds"]) * 1000 for kind in kinds}
     share = times["alone"] / times["overlap"]
     bound = ratio(found["bound"]["alone, seconds"], found["bound"]["overlap, seconds"])
-    return f"""**Where the rest goes.** Several kinds of steps take turns in the same two processes, with lesson 04's model and 60 images for each process. A barrier before each step makes both processes begin together; the clock starts after it. On the right, each process is bound to its own core.
+    return f"""**Where the rest goes.** Two processes train lesson 04's model on 60 images each, with several kinds of steps in turn. A barrier before each step makes both processes begin together; the clock starts after it. On the right, each process is bound to its own core.
 
 {table(["milliseconds of a step", "any core", "range", "own core", "range"], lines)}
 
