@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,6 @@ from tools.lessons import ROOT
 from tools.site import home, live, models, sources, taken
 from tools.site.widgets import memory, planner, ring, schedules, sharding
 
-TENTH = ("gpipe", "one_forward_one_backward", "all_stages", "timeline", "needs")
-tenth = taken.functions(ROOT / "tests/exercises/10_pipeline/test_10.py", *TENTH)
 LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
 
 
@@ -92,15 +91,6 @@ def test_bytes_and_steps_are_those_of_the_formulas():
         assert sum(told["ring"]["through"]) == pytest.approx(sum(told["server"]["through"]), abs=1e-3)
 
 
-def test_with_fewer_chunks_than_processes_some_wait_and_all_have_the_sum():
-    one = ring.run("ring", 4, 1)["steps"]
-    assert [step["working"] for step in one] == [2] * 6
-    assert one[-1]["most"] == 4.0, "a process in the middle gets and gives the whole gradient twice"
-    assert ring.run("ring", 4, 8)["steps"][-1] == ring.run("ring", 4, 4)["steps"][-1] | {
-        "moves": ring.run("ring", 4, 8)["steps"][-1]["moves"]
-    }
-
-
 def test_the_table_has_the_seconds_of_the_formulas():
     table = {row[0]: row for row in ring.table(8)}
     constant = {name: option.default for name, option in command.OPTIONS.items()}
@@ -109,32 +99,18 @@ def test_the_table_has_the_seconds_of_the_formulas():
     assert len(table) == len(ring.WAYS) and len(ring.table(5)) == len(ring.WAYS) - 1
 
 
-def test_orders_are_those_that_exercise_10_is_tested_with():
-    functions = {"gpipe": tenth.gpipe, "1f1b": tenth.one_forward_one_backward}
+def test_orders_and_times_are_those_of_the_solution_of_exercise_10():
+    solution, drawn = runpy.run_path(str(ROOT / "solutions/10_pipeline.py")), random.Random(1)
+    functions = {"gpipe": solution["gpipe"], "1f1b": solution["one_forward_one_backward"]}
     for name, stages, count in itertools.product(functions, (2, 3, 5, 8), (1, 4, 11)):
-        ours = [[[*action] for _, *action in line] for line in schedules.orders(name, stages, count)]
-        assert ours == tenth.all_stages(functions[name], stages, count), (name, stages, count)
+        ours = schedules.orders(name, stages, count)
+        lines = [functions[name](stage, stages, count) for stage in range(stages)]
+        assert [[action[1:] for action in line] for line in ours] == lines, (name, stages, count)
         assert schedules.orders("naive", stages, count) == schedules.orders("gpipe", stages, 1)
-
-
-def test_begins_and_ends_are_those_that_exercise_10_is_tested_with():
-    drawn = random.Random(1)
-    for stages, count in itertools.product((2, 3, 5, 8), (1, 4, 11)):
-        for function in (tenth.gpipe, tenth.one_forward_one_backward):
-            lines = tenth.all_stages(function, stages, count)
-            forward, backward = ([drawn.uniform(0.5, 3) for _ in range(stages)] for _ in range(2))
-            events = schedules.when(
-                [[(stage, kind, number) for kind, number in line] for stage, line in enumerate(lines)],
-                {"forward": forward, "backward": backward},
-            )
-            ours = [[[event["begin"], event["end"]] for event in row] for row in events]
-            assert (ours, "") == tenth.timeline(lines, forward, backward)
-
-
-def test_orders_in_which_all_wait_are_refused():
-    seconds = {"forward": [1, 1], "backward": [1, 1]}
-    with pytest.raises(ValueError, match="for ever"):
-        schedules.when([[(0, "backward", 0), (0, "forward", 0)], [(1, "forward", 0)]], seconds)
+        forward, backward = ([drawn.uniform(0.5, 3) for _ in range(stages)] for _ in range(2))
+        events = schedules.when(ours, {"forward": forward, "backward": backward})
+        begins_and_ends = [[(event["begin"], event["end"]) for event in row] for row in events]
+        assert begins_and_ends == solution["timeline"](lines, forward, backward)
 
 
 def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says():
@@ -154,12 +130,6 @@ def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says(
                 assert values["held"] == [min(count, most) for most in range(processes, 0, -1)]
             if name == "gpipe":
                 assert values["held"] == [count] * processes
-
-
-def test_a_pipeline_is_as_fast_as_its_slowest_stage():
-    values = schedules.values_of("1f1b", inputs_of(schedules, microbatches=32, slow="last", times=2))
-    work = [sum(event["end"] - event["begin"] for event in row) for row in values["events"]]
-    assert work[-1] == pytest.approx(2 * work[0]) and schedules.end_of(values) < 1.15 * work[-1]
 
 
 @pytest.mark.long
@@ -223,35 +193,6 @@ def test_memory_is_that_of_the_planner():
     assert row[1:5] == [memory.gigabytes(plan["memory_bytes"][part]) for part in memory.PARTS]
     assert row[-3:] == ["no", "fits", "fits"] and plan["fits"]
     assert "24 GB GPU: does not fit, at any stage; 80 GB GPU: fits with ZeRO stage 2" in found["said"]
-
-
-def test_the_pages_of_memory_and_of_the_planner_agree_on_the_same_job():
-    common = ("model", "gpus", "tensor_parallel", "micro_batch", "recompute")
-    drawn, count = random.Random(1), 0
-    for model in [model for model in models.MODELS for _ in range(5)]:
-        chosen = {name: value for name, value in drawn_inputs(memory, drawn).items() if name in common}
-        chosen["model"] = model
-        rows = [row for table in answer(memory, **chosen, seq=2048)["tables"] for row in table["rows"]]
-        for stage, row in enumerate(rows):
-            plan = answer(planner, **chosen, stage=stage, batch_tokens=2**24)
-            if "needs" in plan:  # the planner also looks at the batch
-                assert row[5] == plan["needs"], (chosen, stage)
-                count += 1
-    assert count >= 100
-    first = answer(planner)["needs"]
-    assert first == answer(memory)["tables"][0]["rows"][0][5]
-    assert first in printed("--params 1.558e9 --layers 48 --hidden 1600 --heads 25 --gpus 4 --stage 0")
-
-
-def test_the_axis_of_memory_grows_with_the_model():
-    tops = []
-    for model in models.MODELS:
-        found = answer(memory, model=model)
-        ends = [bar["parts"][-1]["to"] for bar in found["bars"]]
-        assert 0.5 < max(ends) <= 1 or model.startswith("GPT-2, "), (model, ends)
-        tops.append(found["ticks"][-1]["words"])
-        assert [tick["at"] for tick in found["ticks"]] == [0, 0.25, 0.5, 0.75, 1]
-    assert len(set(tops)) >= 7
 
 
 def test_the_verdict_of_the_planner_is_one():
@@ -510,26 +451,6 @@ def test_pages_show_what_python_answers(page, times, name):
         compare_live(page, name, **chosen)
 
 
-CROSSED = """(() => {
-    const box = (node) => node.getBoundingClientRect();
-    const meet = (one, other) => one.left < other.right && other.left < one.right
-        && one.top < other.bottom && other.top < one.bottom;
-    const texts = [...document.querySelectorAll("#widget .shown svg:last-of-type text")];
-    const lines = [...document.querySelectorAll("#widget :is([data-line], [data-rule])")];
-    const found = [];
-    texts.forEach((text, at) => {
-        for (const line of lines) if (meet(box(text), box(line))) found.push([text.textContent, "a line"]);
-        for (const other of texts.slice(at + 1)) {
-            if (meet(box(text), box(other))) found.push([text.textContent, other.textContent]);
-        }
-        const { left, right } = box(text.closest("svg"));
-        const isOut = box(text).left < left - 1 || box(text).right > right + 1;
-        if (isOut) found.push([text.textContent, "the edge"]);
-    });
-    return found;
-})()"""
-
-
 @pytest.mark.long
 def test_parameters_and_memory_can_be_typed(page):
     """What is no number is named in one line; a link leads to what was typed."""
@@ -545,35 +466,6 @@ def test_parameters_and_memory_can_be_typed(page):
     assert said == "memory per GPU, in GB: type a number, such as 80."
     page.ask("location.hash = 'params=13000000000&memory=40000000000&gpus=8'")
     answered(page, inputs_of(planner, params=13e9, memory=40e9, gpus=8))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("width", [1440, 390])
-def test_no_line_of_the_memory_page_crosses_a_label(page, width):
-    page.set_viewport(width, "light")
-    is_there(page, "memory")
-    for model, changes in itertools.product(models.MODELS, ({"gpus": 64}, {"gpus": 8, "tensor_parallel": 8})):
-        inputs = inputs_of(memory, model=model, **changes)
-        page.ask(f"location.hash = new URLSearchParams({json.dumps(inputs)}).toString()")
-        answered(page, inputs)
-        assert page.ask(CROSSED) == [], (model, changes)
-
-
-@pytest.mark.night
-def test_a_search_that_takes_long_says_that_it_is_at_work_and_the_old_answer_is_grey(page):
-    is_there(page, "sharding")
-    page.ask("""(() => {
-        window.said = [];
-        const [widget, place] = ["#widget", "#widget .loading"].map((one) => document.querySelector(one));
-        const note = () => said.push([place.textContent, widget.matches(".computing")]);
-        new MutationObserver(note).observe(place, { childList: true });
-    })()""")
-    page.ask("location.hash = 'model=mixtral-8x7b&gpus=1024&seq=131072'")
-    page.until("said.length == 2", "the end of the search")
-    at_work, took = page.ask("said")
-    assert at_work == ["Working.", True]
-    assert took[0].startswith("The answer took ") and not took[1]
-    compare_live(page, "sharding", model="mixtral-8x7b", gpus=1024, seq=131072)
 
 
 RING = """(() => {

@@ -1,6 +1,6 @@
 """Pipeline schedules: who works when, how long the others wait, and what they hold meanwhile.
 
-GPipe and 1F1B are worked out here, and a test compares them with those of exercise 10; the idle share is
+GPipe and 1F1B are worked out here, and a test compares them with exercise 10's solution; the idle share is
 lesson 10's. The interleaved and the zero-bubble schedule are torch's own: tools/site/orders.py writes them
 into a file.
 """
