@@ -52,9 +52,9 @@ class Model(nn.Module):
             tensor.data.copy_(state[name])
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
+            parameter.grad = (old or {}).get(name)
         for name in evaluation:
             self.get_submodule(name).eval()
-        give_gradients(self, old or {})
         self.single = single
 
     def forward(self, images):
@@ -71,11 +71,6 @@ def tensors(model):
 
 def values(model):
     return {name: tensor.detach().clone() for name, tensor in tensors(model).items()}
-
-
-def give_gradients(model, given):
-    for name, parameter in model.named_parameters():
-        parameter.grad = given.get(name)
 
 
 def gradients(model):
@@ -277,14 +272,10 @@ def test_3a_in_order(count, sizes):
     check_computed(count, sizes)
 
 
-def test_3a_one_number_for_each_image():
-    """2 copies whose output is one number for each image, in one dimension; parts with 3 and 3 images"""
-    check_computed(2, [3, 3], single=True)
-
-
-def test_3a_images_of_whole_numbers():
-    """2 copies that turn their images, which are of int64, into float32; parts with 4 and 3 images"""
-    check_computed(2, [4, 3], whole=True)
+def test_3a_whole_numbers_in_and_one_number_out():
+    """2 copies that turn their images, which are of int64, into float32, and whose output is one number for
+    each image, in one dimension; parts with 4 and 3 images"""
+    check_computed(2, [4, 3], single=True, whole=True)
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
