@@ -2,68 +2,27 @@
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 
 def sums_scaled_at_the_end():
     """Sums of losses, taken by torch.autograd.grad and divided at the end."""
 
-    sum_of_losses = nn.CrossEntropyLoss(reduction="sum")
-
-    class Sums:
-        """Gradients and losses of the images so far."""
-
-        def __init__(self, model):
-            self.model, self.parameters = model, [one for one in model.parameters() if one.requires_grad]
-            self.sums = [None] * len(self.parameters)
-            self.loss = self.count = 0
-
-        def take(self, images, labels):
-            loss = sum_of_losses(self.model(images), labels)
-            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+    def add_gradients(model, parts):
+        parameters = [one for one in model.parameters() if one.requires_grad]
+        sums, total, count = [None] * len(parameters), 0, 0
+        for images, labels in parts:
+            loss = F.cross_entropy(model(images), labels, reduction="sum")
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             for place, gradient in enumerate(gradients):
                 if gradient is not None:
-                    self.sums[place] = gradient if self.sums[place] is None else self.sums[place] + gradient
-            self.loss += loss.item()
-            self.count += len(images)
-
-        def give(self):
-            for parameter, total in zip(self.parameters, self.sums, strict=True):
-                if total is None:
-                    continue
-                mean = total / self.count
+                    sums[place] = gradient if sums[place] is None else sums[place] + gradient
+            total += loss.item()
+            count += len(images)
+        for parameter, gradient in zip(parameters, sums, strict=True):
+            if gradient is not None:
+                mean = gradient / count
                 parameter.grad = mean if parameter.grad is None else parameter.grad + mean
-            return self.loss / self.count
-
-    def add_gradients(model, parts):
-        sums = Sums(model)
-        for images, labels in parts:
-            sums.take(images, labels)
-        return sums.give()
-
-    def large_step(model, optimizer, images, labels, part_size):
-        optimizer.zero_grad()
-        sums = Sums(model)
-        for start in range(0, len(images), part_size):
-            sums.take(images[start : start + part_size], labels[start : start + part_size])
-        loss = sums.give()
-        optimizer.step()
-        return loss
-
-    def train_epoch(model, optimizer, batches, parts_per_step):
-        losses, sums = [], Sums(model)
-        for number, (images, labels) in enumerate(batches, 1):
-            sums.take(images, labels)
-            if number % parts_per_step == 0:
-                optimizer.zero_grad()
-                losses.append(sums.give())
-                optimizer.step()
-                sums = Sums(model)
-        if sums.count:
-            optimizer.zero_grad()
-            losses.append(sums.give())
-            optimizer.step()
-        return losses
+        return total / count
 
 
 def weight_given_to_backward():

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
-from torch.nn.functional import cross_entropy
 
 
 def threads():
@@ -18,11 +17,7 @@ def threads():
     def replicate(model, count):
         file = io.BytesIO()
         torch.save(model, file)
-        copies = []
-        for _ in range(count):
-            file.seek(0)
-            copies.append(torch.load(file, weights_only=False))
-        return copies
+        return [torch.load(io.BytesIO(file.getvalue()), weights_only=False) for _ in range(count)]
 
     def compute_and_gather(copies, parts):
         with ThreadPoolExecutor(len(parts)) as pool:
@@ -34,44 +29,14 @@ def threads():
             place += len(output)
         return whole
 
-    @torch.no_grad()
-    def reduce(model, copies):
-        for same in zip(model.parameters(), *(one.parameters() for one in copies), strict=True):
-            mine, *others = same
-            for other in others:
-                if other.grad is not None:
-                    mine.grad = other.grad.clone() if mine.grad is None else mine.grad + other.grad
-        buffers = dict(copies[0].named_buffers())
-        for name, buffer in model.named_buffers():
-            buffer.zero_().add_(buffers[name])
 
-    def train_step(model, optimizer, images, labels, count):
-        for parameter in model.parameters():
-            parameter.grad = None
-        copies = replicate(model, count)
-        loss = cross_entropy(compute_and_gather(copies, scatter(images, count)), labels)
-        loss.backward()
-        reduce(model, copies)
-        optimizer.step()
-        return loss.item()
-
-
-def tree_of_sums():
-    """A tree of sums, and the model itself as the first copy in a step."""
-
-    def plus(one, other):
-        return other if one is None else one if other is None else one + other
-
-    def tree(gradients):
-        while len(gradients) > 1:
-            pairs = [gradients[place : place + 2] for place in range(0, len(gradients), 2)]
-            gradients = [plus(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
-        return gradients[0]
+def the_model_is_the_first_copy():
+    """The model itself is the first copy in a step, and new gradients replace those of the model."""
 
     def reduce(model, copies):
-        lists = [list(one.parameters()) for one in (model, *copies)]
-        for place, parameter in enumerate(lists[0]):
-            parameter.grad = tree([one[place].grad for one in lists])
+        for same in zip(*(one.parameters() for one in (model, *copies)), strict=True):
+            there = [one.grad for one in same if one.grad is not None]
+            same[0].grad = torch.stack(there).sum(0) if there else None
         kept = dict(copies[0].named_buffers())
         for name, buffer in model.named_buffers():
             buffer[...] = kept[name]

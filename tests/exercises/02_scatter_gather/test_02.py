@@ -18,7 +18,7 @@
 
 import pytest
 import torch
-from grader.testing import Verdict, close, floats, integers, require, run, same, so_many, tried
+from grader.testing import close, floats, integers, require, run, same, so_many, tried
 from optimizers import Optimizer
 from torch import nn
 from torch.func import functional_call
@@ -52,9 +52,9 @@ class Model(nn.Module):
             tensor.data.copy_(state[name])
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
+            parameter.grad = (old or {}).get(name)
         for name in evaluation:
             self.get_submodule(name).eval()
-        give_gradients(self, old or {})
         self.single = single
 
     def forward(self, images):
@@ -73,23 +73,12 @@ def values(model):
     return {name: tensor.detach().clone() for name, tensor in tensors(model).items()}
 
 
-def give_gradients(model, given):
-    for name, parameter in model.named_parameters():
-        parameter.grad = given.get(name)
-
-
 def gradients(model):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def not_a_list(value, kind):
-    """Words about what is wrong, or None."""
-    if not isinstance(value, list | tuple):
-        return f"something of the type {type(value).__name__} instead of a list"
-    for place, one in enumerate(value, 1):
-        if not isinstance(one, kind):
-            return f"a list whose item number {place} is of the type {type(one).__name__}"
-    return None
+def wrong_type(value, *kinds):
+    return None if isinstance(value, kinds) else type(value).__name__
 
 
 def cut(student, me, given):
@@ -98,7 +87,7 @@ def cut(student, me, given):
         if given["columns"]:  # the same numbers in another order in memory
             batch = batch.transpose(0, -1).contiguous().transpose(0, -1)
         parts = student.scatter(batch, count)
-        wrong = not_a_list(parts, torch.Tensor)
+        wrong = wrong_type(parts, list, tuple)
         came.append({"wrong": wrong, "parts": None if wrong else list(parts)})
     return came
 
@@ -107,8 +96,7 @@ def copies(student, me, given):
     """Read the copies; then add something else to the tensors of each, and read all once more."""
     model = Model(**given["model"])
     replicas = student.replicate(model, given["count"])
-    wrong = not_a_list(replicas, nn.Module)
-    if wrong:
+    if wrong := wrong_type(replicas, list, tuple):
         return {"wrong": wrong}
     came = {"wrong": None, "seen": [values(one) for one in replicas]}
     came["modes"] = [[name for name, module in one.named_modules() if module.training] for one in replicas]
@@ -126,8 +114,8 @@ def compute(student, me, given):
     if given["tuples"]:
         replicas, parts = tuple(replicas), tuple(parts)
     outputs = student.compute_and_gather(replicas, parts)
-    if not isinstance(outputs, torch.Tensor):
-        return {"wrong": f"something of the type {type(outputs).__name__} instead of a tensor"}
+    if wrong := wrong_type(outputs, torch.Tensor):
+        return {"wrong": wrong}
     if outputs.requires_grad and outputs.shape == upstream.shape:
         outputs.backward(upstream)
     came = {"wrong": None, "outputs": outputs, "reaches": outputs.requires_grad}
@@ -154,14 +142,8 @@ def train(student, me, given):
             model.first.requires_grad_(False)
         losses.append(student.train_step(model, optimizer, images, labels, given["count"]))
         calls.append({"sizes": [size for _, size in CALLS], "copies": len({place for place, _ in CALLS})})
-    training = all(module.training for module in model.modules())
-    return {
-        "losses": losses,
-        "steps": len(steps),
-        "calls": calls,
-        "state": values(model),
-        "training": training,
-    }
+    mode = "training" if all(module.training for module in model.modules()) else "evaluation"
+    return {"losses": losses, "steps": len(steps), "calls": calls, "state": values(model), "mode": mode}
 
 
 # ---- what is drawn, and what is right
@@ -187,7 +169,8 @@ def double(state):
 
 
 def right_type(came, function):
-    require(came["wrong"] is None, f"{function} returns {came['wrong']}", "what its docstring says")
+    wrong = f"{function} returns something of the type {came['wrong']}"
+    require(came["wrong"] is None, wrong, "what its docstring says")
 
 
 def right_state(what, came, expected, relative=2e-5):
@@ -209,17 +192,15 @@ def words(sizes):
 
 @pytest.mark.parametrize("stored_by_columns", [False, True])
 def test_1a_parts(stored_by_columns):
-    """Batches of 1 to 10 images, and some of up to 60"""
-    cases = [(8, 2), (10, 4), (7, 3), (5, 1), (3, 4), (1, 3), (5, 4), (9, 6)]
-    cases += [(int(integers(20, 60)), int(integers(3, 8))) for _ in range(3)]
-    batches = [(floats(size, 3, 2), count) for size, count in cases] + [(integers(0, 10, 11), 3)]  # labels
+    """Batches of 1 to 11 images"""
+    batches = [(floats(size, 3, 2), count) for size, count in [(8, 2), (10, 4), (5, 1), (5, 4), (1, 3)]]
+    batches.append((integers(0, 10, 11), 3))  # labels
     (came,) = run(cut, [{"batches": batches, "columns": stored_by_columns}], group=False)
     for (batch, count), one in zip(batches, came, strict=True):
         tried(f"a batch of {len(batch)} images, {count} copies{', stored by columns' * stored_by_columns}")
         right_type(one, "scatter")
         expected = part_sizes(len(batch), count)
-        sizes = [len(part) if part.ndim else "no dimension" for part in one["parts"]]
-        require(sizes == expected, f"the sizes of the parts are {words(sizes)}", words(expected))
+        same("the list of the sizes of the parts", [len(part) for part in one["parts"]], expected)
         for place, part in enumerate(batch.split(expected)):
             close(f"part {place + 1} of {len(expected)}", one["parts"][place], part)
 
@@ -280,9 +261,7 @@ def check_computed(count, sizes, evaluation=False, single=False, whole=False):
     called = f"the copies were called with batches of {words(came['sizes'])} images"
     wanted = f"{words(sizes)}, and nothing for a copy without a part"
     require(sorted(came["sizes"]) == sorted(sizes), called, wanted)
-    kind, right = came["outputs"].dtype, given["upstream"].dtype
-    require(kind == right, f"the output is of {kind}", f"{right}, like the copies' outputs")
-    close("the output", came["outputs"], torch.cat(outputs), relative=1e-4)
+    close("the output", came["outputs"], torch.cat(outputs), relative=1e-4, dtype=given["upstream"].dtype)
     return came, references
 
 
@@ -293,14 +272,10 @@ def test_3a_in_order(count, sizes):
     check_computed(count, sizes)
 
 
-def test_3a_one_number_for_each_image():
-    """2 copies whose output is one number for each image, in one dimension; parts with 3 and 3 images"""
-    check_computed(2, [3, 3], single=True)
-
-
-def test_3a_images_of_whole_numbers():
-    """2 copies that turn their images, which are of int64, into float32; parts with 4 and 3 images"""
-    check_computed(2, [4, 3], whole=True)
+def test_3a_whole_numbers_in_and_one_number_out():
+    """2 copies that turn their images, which are of int64, into float32, and whose output is one number for
+    each image, in one dimension; parts with 4 and 3 images"""
+    check_computed(2, [4, 3], single=True, whole=True)
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
@@ -324,20 +299,9 @@ def check_reduced(given, old, **more):
     models = [{"state": one, "old": mine, **more} for one, mine in zip(states, given, strict=True)]
     (came,) = run(add_up, [{"model": {"state": state, "old": old, **more}, "copies": models}], group=False)
     for name in SHAPES:
-        of_copies = {place: one[name] for place, one in enumerate(given, 1) if name in one}
-        there = [*of_copies.values(), *([old[name]] if name in old else [])]
-        what, got = f"the gradient of {name}", came["gradients"].get(name)
-        # The mistakes that can be named by what has come.
-        whole, named = "the sum over all copies", {}
-        for place, one in of_copies.items():
-            named[f"that of copy {place} alone"] = (whole, one)
-        if name in old and of_copies:
-            wanted = "the sum of all copies, added to the gradient from before"
-            lost = "the sum over the copies, without the gradient that the model had before"
-            named[lost] = (wanted, sum(of_copies.values()))
-        for words, (wanted, one) in named.items():
-            is_so = len(there) > 1 and hasattr(got, "shape") and got.shape == one.shape
-            require(not (is_so and torch.allclose(got, one, 1e-4, 1e-4)), f"{what} is {words}", wanted)
+        there = [one[name] for one in (*given, old) if name in one]
+        what = f"the gradient of {name}{' (the model had one before)' * (name in old)}"
+        got = came["gradients"].get(name)
         if there:
             close(what, got, sum(one.double() for one in there))
         else:
@@ -382,31 +346,13 @@ def test_4b_frozen_and_tied():
 def test_4c_buffers_of_the_first_copy(evaluation):
     words = "3 copies with different running means, variances and counters, and a buffer `scale` with "
     tried(words + "persistent=False" + "; in evaluation mode, and everything is float64" * evaluation)
-    came, first = check_reduced(
-        [drawn_gradients() for _ in range(3)], {}, evaluation=ALL if evaluation else []
-    )
+    came, first = check_reduced(of_copies(3), {}, evaluation=ALL if evaluation else [])
     expected = {name: first[name] for name in (*BUFFERS, COUNTER)}
     right_state("in the model after reduce", came["state"], expected)
     right_state("in the model (through a reference taken before)", came["held"], expected)
 
 
-def loss_of_all(outputs, labels):
-    return cross_entropy(torch.cat(outputs), labels)
-
-
-def sum_of_losses(outputs, labels):
-    parts = labels.split([len(output) for output in outputs])
-    return sum(cross_entropy(output, part) for output, part in zip(outputs, parts, strict=True))
-
-
-# What comes of mistakes that can be named.
-OTHER_LOSSES = {
-    "the mean of the losses of the parts": lambda *both: sum_of_losses(*both) / len(both[0]),
-    "the sum of the losses of the parts": sum_of_losses,
-}
-
-
-def learnt(model, batches, count, optimizer, freeze, loss_of=loss_of_all):
+def learnt(model, batches, count, optimizer, freeze):
     """The tensors of a model after all steps, in float64, and the loss of each. With `freeze`, the first
     layer is frozen before the last step."""
     model, losses = Model(**(model | {"old": None})).double(), []
@@ -419,21 +365,13 @@ def learnt(model, batches, count, optimizer, freeze, loss_of=loss_of_all):
         for part in images.double().split(part_sizes(len(images), count)):
             buffers.append({name: tensor.clone() for name, tensor in model.named_buffers()})
             outputs.append(functional_call(model, buffers[-1], part))
-        loss = loss_of(outputs, labels)
+        loss = cross_entropy(torch.cat(outputs), labels)
         steps.zero_grad()
         loss.backward()
         steps.step()
         model.load_state_dict(buffers[0], strict=False)
         losses.append(loss.item())
     return values(model), losses
-
-
-def is_state(came, expected):
-    try:
-        right_state("", came, expected, relative=2e-4)
-        return True
-    except Verdict:
-        return False
 
 
 def check_trained(sizes, count, optimizer=("SGD", {"lr": 0.1}), freeze=False, **more):
@@ -450,22 +388,11 @@ def check_trained(sizes, count, optimizer=("SGD", {"lr": 0.1}), freeze=False, **
         called = f"in step {number}, {so_many(calls['copies'], 'model was', 'models were')} called"
         require(calls["copies"] == len(expected), called, f"{len(expected)}, one per part")
     if len(sizes) > 1:  # in 5b, which needs 5a: whoever changes the mode has one step right
-        modes = ["training", "evaluation"] if model.get("evaluation") else ["evaluation", "training"]
-        is_kept = came["training"] is not bool(model.get("evaluation"))
-        wanted = f"{modes[1]} mode, as the model was given to your code"
-        require(is_kept, f"afterwards, the model is in {modes[0]} mode", wanted)
-    if not is_state(came["state"], state):
-        for named, loss in OTHER_LOSSES.items():
-            other, _ = learnt(model, batches, count, optimizer, freeze, loss)
-            wrong = f"the weights after the last step are those that {named} leads to"
-            require(
-                not is_state(came["state"], other),
-                wrong,
-                "one mean over all images, computed from all outputs",
-            )
+        mode = "evaluation" if model.get("evaluation") else "training"
+        same("the mode of the model afterwards", came["mode"], mode)
     right_state("after the last step", came["state"], state, relative=2e-4)
     for number, (got, expected) in enumerate(zip(came["losses"], losses, strict=True), 1):
-        kind = "a tensor" if hasattr(got, "shape") else type(got).__name__
+        kind = "a tensor" if hasattr(got, "shape") else str(got)[:40]
         require(isinstance(got, float), f"the loss of step {number} is {kind}", "a float")
         close(f"the loss of step {number}", got, expected, relative=1e-4)
 

@@ -33,16 +33,6 @@ def even_and_odd():
             chunks[left].add_(incoming)
             number = left
 
-    def ring_all_reduce(tensor):
-        flat = tensor.reshape(tensor.numel())
-        chunks = chunks_of(flat, dist.get_world_size())
-        sum_chunks(chunks)
-        number = (dist.get_rank() + 1) % len(chunks)
-        for _ in chunks[1:]:
-            left = (number - 1) % len(chunks)
-            pass_on(chunks[number], chunks[left])
-            number = left
-
 
 def without_helpers():
     """Uses batch_isend_irecv and numpy arrays: rank r ends with chunk r; empty chunks are not sent."""

@@ -13,23 +13,16 @@
 | modes, gradients, tied, frozen, seeds | the functions have none |
 """
 
-import itertools
 import random
-import sys
 import time
 
 import pytest
 import torch
-from grader.testing import Verdict, close, floats, integers, require, run, same, tried
+from grader.testing import close, floats, integers, require, run, same, tried
 
 MARGIN = 20  # numbers before and after a tensor, which the ring has nothing to do with
-GLOO_ENDS = {
-    "SIGABRT": "a message is larger than the tensor that it is received into",
-    "SIGSEGV": "it should talk to a rank that does not exist",
-    "DistStoreError": "it should talk to a rank that does not exist",
-}
-KINDS = {torch.float32: 2e-5, torch.float64: 1e-12}  # of other kinds, every number is exact
-WHOLE = {torch.int64: 60, torch.int32: 29, torch.int16: 13, torch.uint8: 6, torch.float16: 9}  # bits
+BITS = {torch.float32: 20, torch.float64: 50}  # of a number of each dtype: sums over the ranks are exact
+WHOLE = {torch.int64: 60, torch.int32: 29, torch.int16: 13, torch.uint8: 6, torch.float16: 9}
 
 
 # ---- what runs in each rank: a body, and what it mentions of this file
@@ -67,9 +60,9 @@ def pass_on(student, me, given):
 
 def first_half(student, me, given):
     """sum_chunks on chunks that are parts of one tensor: on every second rank a tuple of them."""
-    chunks = given["flat"].split(given["sizes"])
+    chunks = torch.cat(given).split([len(chunk) for chunk in given])
     student.sum_chunks(tuple(chunks) if me.rank % 2 else list(chunks))
-    return {"flat": given["flat"], "messages": messages(me)}
+    return {"chunks": list(chunks), "messages": messages(me)}
 
 
 def slowly(call):
@@ -86,29 +79,20 @@ def whole(student, me, given):
     if given["slow"] and me.rank == me.world_size - 1:
         for name in ("recv", "irecv", "batch_isend_irecv"):
             setattr(torch.distributed, name, slowly(getattr(torch.distributed, name)))
-    found = []
-    for larger, shape in given["cases"]:
-        count = torch.Size(shape).numel()
-        start = (len(larger) - count) // 2
-        tensor = larger[start : start + count].view(shape)
-        student.ring_all_reduce(tensor)
-        found.append(larger.clone())
+    found, around = [], []
+    for tensor in given["tensors"]:
+        margin = torch.full((MARGIN,), 7, dtype=tensor.dtype)
+        larger = torch.cat([margin, tensor.flatten(), margin])
+        part = larger[MARGIN:-MARGIN].view(tensor.shape)
+        student.ring_all_reduce(part)
+        found.append(part.clone())
+        around.append(torch.cat([larger[:MARGIN], larger[-MARGIN:]]))
         if given["slow"]:
-            tensor.zero_()
-    return {"larger": found, "messages": messages(me)}
+            part.zero_()
+    return {"tensors": found, "around": around, "messages": messages(me)}
 
 
 # ---- what is drawn, and what is right
-
-
-def ring(body, inputs):
-    """run(), with words for what gloo says by ending the process."""
-    try:
-        return run(body, inputs)
-    except Verdict as verdict:
-        for signal, why in GLOO_ENDS.items():
-            verdict.came += f"; gloo does this when {why}" * (signal in verdict.came)
-        raise
 
 
 def sizes_of(count, world_size):
@@ -116,113 +100,45 @@ def sizes_of(count, world_size):
     return [count // world_size + (place < count % world_size) for place in range(world_size)]
 
 
-def round_the_ring(ranks, steps, sizes, words="", count=True, more=0):
-    """One message to the right in each step, and nothing else. `sizes`: bytes that each rank has to send, and
-    `more` that it may. If messages do not count, some bytes more may be in others."""
+def round_the_ring(ranks, sizes, messages=None, more=0):
+    """Messages go to the right only. `sizes`: bytes that each rank has to send, and `more` that it may."""
     for rank, (came, size) in enumerate(zip(ranks, sizes, strict=True)):
-        right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
-        sent, allowed = [], size + (more if count else 100 * steps)
+        right, sent = (rank + 1) % len(ranks), []
         for peer, one in came["messages"]:
             sent += [one] if peer == right else []
-            to = "the left, to " if peer == left else ""
             only = f"messages only to the right, to rank {right}"
-            require(peer == right or not one, f"rank {rank} sent {one} bytes to {to}rank {peer}", only)
-        if count:
-            same(f"the number of messages from rank {rank} to rank {right}", len(sent), steps)
+            require(peer == right or not one, f"rank {rank} sent {one} bytes to rank {peer}", only)
+        if messages:
+            same(f"the number of messages from rank {rank} to rank {right}", len(sent), messages)
         times = f"{sum(sent) / max(1, size):.2f} times as many as it should"
         came = f"rank {rank} sent {sum(sent)} bytes, {times}"
-        require(size <= sum(sent) <= allowed, came, f"{size} bytes{words}")
+        require(size <= sum(sent) <= size + more, came, f"{size} bytes")
 
 
-def whose(got, given, number):
-    """Whose numbers have been added up in a chunk, or None. `given` has all chunks of all ranks as they were;
-    what is in chunk `number` may have come from another chunk of the same size."""
-    alike = [place for place, chunk in enumerate(given[0]) if len(chunk) == len(got)]
-    if not len(got) or number not in alike:
-        return None
-    ways = [(), (number,), *((place,) for place in alike if place != number), (number, number)]
-    ways = itertools.product(ways, repeat=len(given))
-    # There are more than a thousand ways: only a few come to all numbers.
-    for some in (slice(4), slice(None)):
-        ways = [way for way in ways if nearly(got[some], added_up(given, way, got)[some], given[0][number])]
-    return ways[0] if ways else None
+CUTS = [(24, 4), (11, 4), (2, 4), (0, 3), (7, 1)]
 
 
-def added_up(given, way, like):
-    some = [given[rank][place] for rank, places in enumerate(way) for place in places]
-    return sum(some, start=torch.zeros_like(like))
-
-
-def nearly(got, expected, given):
-    return torch.allclose(got, expected, rtol=1e-4, atol=1e-4 * float(given.abs().max()))
-
-
-def words(way, rank, number):
-    """{0, 2}: the sum of the numbers of ranks 0 and 2."""
-    if way is None:
-        return "something else"
-    if all(places == (number,) * (other == rank) for other, places in enumerate(way)):
-        return f"{{{rank}}}, unchanged"
-    found = {}
-    for other, place in ((other, place) for other, places in enumerate(way) for place in places):
-        found.setdefault(place, []).append(str(other))
-    if not found:
-        return "zeros"
-    of = {
-        place: f"chunk {place} of " * (place != number) + f"{{{', '.join(some)}}}"
-        for place, some in found.items()
-    }
-    first = sorted(of, key=lambda place: (place != number, place))
-    return " and ".join(of[place] for place in first) + " alone" * (sum(map(len, found.values())) == 1)
-
-
-def in_chunks(rank, wanted, got, given, ranks, what="", rest=""):
-    """The Verdict about a rank whose chunk `wanted` is not the sum, if what is there can be read. `got`: all
-    chunks of that rank as they are now."""
-    ways = [whose(chunk, given, number) for number, chunk in enumerate(got)]
-    if ways[wanted] is None:
-        return None
-    said = {number: words(way, rank, number) for number, way in enumerate(ways) if len(got[number])}
-    came = f"{what}chunk {wanted} on rank {rank} holds {said.pop(wanted)}"
-    if all(one.endswith("unchanged") for one in [came, *said.values()]):
-        left = (rank - 1) % len(given)
-        arrived = sum(size for peer, size in ranks[left]["messages"] if peer == rank)
-        came = f"{what}no chunk of rank {rank} has changed"
-        came += f", though {arrived} bytes arrived from rank {left}" if arrived else ""
-    elif said:
-        came += f" (and {'; '.join(f'chunk {number} {one}' for number, one in said.items())})"
-    everyone = ", ".join(map(str, range(len(given))))
-    return Verdict(
-        "failed", came, f"chunk {wanted} on rank {rank} holds {{{everyone}}}, the sum over these ranks{rest}"
-    )
-
-
-def cut_cases():
-    drawn = [(random.randint(5, 8) * 4, 4), (random.randint(5, 8) * 3 + 2, 3)]
-    return [(floats(count), parts) for count, parts in [*drawn, (10, 4), (11, 4), (2, 4), (0, 3), (7, 1)]]
-
-
-def check_cut(cases):
+def check_cut():
     """The cases with what came of each, after the chunks were found to have the right sizes."""
+    cases = [(floats(count), parts) for count, parts in CUTS]
     (found,) = run(cut, [cases], group=False)
     require(isinstance(found, list), f"what chunks_of returns has the type {found}", "a list or a tuple")
     for (flat, world_size), came in zip(cases, found, strict=True):
         what = f"of {len(flat)} numbers for {world_size} processes"
-        sizes = [chunk.shape[0] if chunk.ndim == 1 else list(chunk.shape) for chunk in came["chunks"]]
+        sizes = [len(chunk) for chunk in came["chunks"]]
         same(f"the list of sizes of the chunks {what}", sizes, sizes_of(len(flat), world_size))
         yield what, flat, sizes, came
 
 
 def test_1a_sizes_of_chunks():
-    cases = cut_cases()
-    tried(", ".join(f"{len(flat)} numbers for {world_size}" for flat, world_size in cases) + " processes")
-    for what, flat, _, came in check_cut(cases):
+    tried(", ".join(f"{count} numbers for {world_size}" for count, world_size in CUTS) + " processes")
+    for what, flat, _, came in check_cut():
         close(f"the contents of the chunks {what}, joined together", torch.cat(came["chunks"]), flat)
 
 
 def test_1b_chunks_are_views():
     """Write a number into each chunk"""
-    for what, _, sizes, came in check_cut(cut_cases()):
+    for what, _, sizes, came in check_cut():
         expected = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         close(f"afterwards, the tensor {what}", came["written"], expected)
 
@@ -235,19 +151,10 @@ def check_pass_on(sizes, late=(0, 0, 0, 0), overwrite=False):
     ]
     for rank, one in enumerate(given):
         one["incoming"] = floats(sizes[rank - 1])
-    ranks = ring(pass_on, given)
+    ranks = run(pass_on, given)
     for rank, came in enumerate(ranks):
-        left, got = (rank - 1) % len(sizes), came["incoming"]
-        wanted = f"what rank {left}, on its left, sent"
-        # The mistakes that can be named by what has come.
-        for other, one in enumerate(given):
-            of = f"what rank {rank} received is what rank {other} sent"
-            require(other == left or not torch.equal(got, one["outgoing"]), of, wanted)
-        arrived = not torch.equal(got, given[rank]["incoming"])
-        require(arrived, f"nothing had arrived at rank {rank} when pass_on returned", wanted)
-        zeros = f"rank {rank} received the zeros that were written into rank {left}'s tensor after its"
-        require(not overwrite or got.any(), f"{zeros} pass_on had returned", f"what rank {left} sent")
-        close(f"what rank {rank} received from rank {left}", got, given[left]["outgoing"])
+        left = (rank - 1) % len(sizes)
+        close(f"what rank {rank} received from rank {left}", came["incoming"], given[left]["outgoing"])
         close(f"the tensor that rank {rank} sent, afterwards", came["outgoing"], given[rank]["outgoing"])
     return ranks
 
@@ -259,7 +166,7 @@ def test_2a_from_left_to_right(world_size):
     late = "; rank 2 starts 0.05 s later" if world_size == 3 else ""
     tried(f"{world_size} processes that send {', '.join(map(str, sizes))} numbers{late}")
     ranks = check_pass_on(sizes, (0, 0, 0.05 if late else 0, 0))
-    round_the_ring(ranks, 1, [4 * size for size in sizes])
+    round_the_ring(ranks, [4 * size for size in sizes], messages=1)
 
 
 def test_2b_both_are_finished():
@@ -269,93 +176,59 @@ def test_2b_both_are_finished():
 
 @pytest.mark.parametrize("world_size", [3, 2, 4, 1])
 def test_3a_the_first_half(world_size):
-    # Chunks of one size first: where the wrong one was sent, what came can be read.
     sizes = [300] * 3 if world_size == 3 else [random.randint(200, 399) for _ in range(world_size)]
-    tried(f"{world_size} processes, chunks of {', '.join(map(str, sizes))} numbers")
-    given = [floats(sum(sizes)) for _ in range(world_size)]
-    total = sum(one.double() for one in given).split(sizes)
-    ranks = ring(first_half, [{"flat": one, "sizes": sizes} for one in given])
+    given = [[floats(size) for size in sizes] for _ in range(world_size)]
+    words = f"{world_size} processes, chunks of {', '.join(map(str, sizes))} numbers"
+    if world_size == 3:  # then each digit of a wrong sum says what of which rank is in it
+        words += "; each number in chunk c of rank r is (c + 1) * 10 ** r"
+        given = [[torch.full((300,), (c + 1) * 10.0**rank) for c in range(3)] for rank in range(3)]
+    tried(words)
+    ranks = run(first_half, given)
     for rank, came in enumerate(ranks):
-        mine, got = (rank + 1) % world_size, came["flat"].split(sizes)
-        try:
-            close(f"chunk {mine} on rank {rank}", got[mine], total[mine])
-        except Verdict:
-            rest = "; the other chunks may hold anything"
-            read = in_chunks(rank, mine, got, [one.split(sizes) for one in given], ranks, rest=rest)
-            raise read or sys.exc_info()[1] from None
+        mine = (rank + 1) % world_size
+        total = sum(chunks[mine].double() for chunks in given)
+        close(f"chunk {mine} on rank {rank}", came["chunks"][mine], total)
     if world_size > 1:
         sent = [4 * (sum(sizes) - sizes[(rank + 1) % world_size]) for rank in range(world_size)]
-        round_the_ring(ranks, world_size - 1, sent)
+        round_the_ring(ranks, sent, messages=world_size - 1)
 
 
-def check_whole(world_size, *shapes, dtypes=(torch.float32,), slow=False):
-    """ring_all_reduce on tensors of these shapes, one after another."""
-
-    def draw(count, dtype):
-        low = 1 << WHOLE.get(dtype, 2) - 2
-        return torch.randn(count, dtype=dtype) if dtype in KINDS else integers(low, 4 * low, count).to(dtype)
-
-    kinds = list(zip(shapes, itertools.cycle(dtypes), strict=False))
-    counts = [torch.Size(shape).numel() for shape in shapes]
-    given = [
-        [draw(torch.Size(shape).numel() + 2 * MARGIN, dtype) for shape, dtype in kinds]
-        for _ in range(world_size)
-    ]
-    cases = [list(zip(mine, map(list, shapes), strict=True)) for mine in given]
-    ranks = ring(whole, [{"cases": mine, "slow": slow} for mine in cases])
-    for rank, (place, (shape, dtype)) in itertools.product(range(world_size), enumerate(kinds)):
-        larger, parts = ranks[rank]["larger"][place], torch.stack([mine[place] for mine in given])
-        what = f"a tensor of {in_words(shape)} ({str(dtype).removeprefix('torch.')}) on rank {rank}"
-        inner, expected = slice(MARGIN, MARGIN + counts[place]), parts[rank].clone()
-        expected[inner] = parts[:, inner].sum(0)
-        try:
-            equal(what, larger[inner], expected[inner], parts)
-        except Verdict:
-            before = f"a tensor of {in_words(shape)}: " if len(shapes) > 1 else ""
-            raise (
-                read_whole(rank, larger[inner], parts[:, inner], ranks, before) or sys.exc_info()[1]
-            ) from None
-        equal(f"the memory around {what}", larger, expected, parts)
+def check_whole(world_size, *shapes, dtypes=(torch.float32,), slow=False, given=None):
+    """ring_all_reduce on tensors of these shapes and dtypes, or on those `given`, one after another."""
+    kinds = list(zip(shapes, dtypes, strict=True))
+    given = given or [[drawn(*kind) for kind in kinds] for _ in range(world_size)]
+    ranks = run(whole, [{"tensors": mine, "slow": slow} for mine in given])
+    for rank, came in enumerate(ranks):
+        for place, parts in enumerate(zip(*given, strict=True)):
+            dtype = str(parts[0].dtype).removeprefix("torch.")
+            what = f"a tensor of {in_words(parts[0].shape)} ({dtype}) on rank {rank}"
+            for compare in (close, same):
+                compare(what, came["tensors"][place], torch.stack(parts).sum(0))
+            same(f"the memory around {what}", came["around"][place], [7] * 2 * MARGIN)
     return ranks
+
+
+def drawn(shape, dtype):
+    low = 1 << (BITS | WHOLE)[dtype] - 2
+    numbers = integers(low, 4 * low, *shape).to(dtype)
+    return numbers / 8 if dtype.is_floating_point else numbers
 
 
 def in_words(shape):
     return " x ".join(map(str, shape)) + " numbers" if shape else "one number without dimensions"
 
 
-def equal(what, got, wanted, parts):
-    if parts.dtype in KINDS:
-        close(what, got, wanted, KINDS[parts.dtype], float(parts.abs().max()))
-    else:
-        same(what, got, wanted)
-
-
-def read_whole(rank, got, given, ranks, what):
-    """As in_chunks, for the first chunk that is not the sum of all."""
-    sizes = sizes_of(given.shape[1], len(given))
-    chunks, total = [one.double().split(sizes) for one in given], given.double().sum(0).split(sizes)
-    for number, chunk in enumerate(got.double().split(sizes)):
-        if not nearly(chunk, total[number], given.double()):
-            return in_chunks(rank, number, got.double().split(sizes), chunks, ranks, what)
-    return None
-
-
 @pytest.mark.parametrize("world_size", [3, 2, 4, 1])
 def test_4a_the_sum(world_size):
-    """6 numbers for each process"""
-    check_whole(world_size, (world_size * 6,))
+    """6 numbers for each process; each number in chunk c of rank r is (c + 1) * 10 ** r"""
+    chunks = (torch.arange(world_size) + 1.0).repeat_interleave(6)
+    check_whole(world_size, (6 * world_size,), given=[[chunks * 10**rank] for rank in range(world_size)])
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (), (2,), (0,), (23,)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5), (2,), (), (0,)], ids=str)
 def test_4b_any_size(shape):
-    # One at a time: a rank that is ahead by one tensor breaks the next, and that says nothing of the mistake.
     tried(f"4 processes, one tensor of {in_words(shape)} (float32)")
     check_whole(4, shape)
-
-
-def test_4b_one_after_another():
-    """4 processes, float32: 3 x 5 numbers, one number without dimensions, then 2, 0 and 23 numbers"""
-    check_whole(4, (3, 5), (), (2,), (0,), (23,))
 
 
 def test_4b_double_precision():
@@ -369,13 +242,12 @@ def test_4b_whole_numbers():
     check_whole(2, (9,), (9,), (4,), (9,), (9,), dtypes=WHOLE)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_4c_bytes(world_size):
     """2 x 6000 numbers of 4 bytes"""
     steps = 2 * (world_size - 1)
     ranks = check_whole(world_size, (2, 6000))
-    share = f" to the right, 2 (N - 1) / N = {steps / world_size:.3g} times the tensor"
-    round_the_ring(ranks, steps, [steps * 12_000 * 4 // world_size] * world_size, share, count=False)
+    round_the_ring(ranks, [steps * 12_000 * 4 // world_size] * world_size, more=100 * steps)
 
 
 @pytest.mark.parametrize("world_size", [4, 2])
@@ -384,4 +256,4 @@ def test_4d_messages(world_size):
     steps = 2 * (world_size - 1)
     # Chunk 0 has one number more, and a rank sends it twice at most, once in each half.
     ranks = check_whole(world_size, (300 * world_size + 1,))
-    round_the_ring(ranks, steps, [4 * 300 * steps] * world_size, more=2 * 4)
+    round_the_ring(ranks, [4 * 300 * steps] * world_size, messages=steps, more=2 * 4)

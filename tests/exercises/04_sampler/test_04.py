@@ -25,7 +25,7 @@ import random
 import numpy
 import pytest
 import torch
-from grader.testing import require, run, same, so_many, tried
+from grader.testing import close, require, run, same, so_many, tried
 
 PROCESSES = 4
 MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing against 200,000 answers
@@ -112,27 +112,14 @@ def words_for(one):
     return f"{sizes_of(one)}, seed {one['seed']}{', drop_last' if one['drop_last'] else ''}"
 
 
-def some(images):
-    """image 3; images 1, 2 and 5; of many, eight and how many more."""
-    words = [str(image) for image in sorted(images)]
-    words = words if len(words) < 10 else [*words[:8], f"{len(words) - 8} more"]
-    if len(words) < 2:
-        return f"image {words[0]}" if words else "no image"
-    return f"images {', '.join(words[:-1])} and {words[-1]}"
-
-
-def come(images):
-    return "appears" if len(images) == 1 else "appear"
-
-
 def dealt(body, cases):
     """What each rank of each case got: a list of lists. No process can ask another: there is no group."""
     sent = run(body, [cases] * PROCESSES, group=False)
-    ranks = [range(one["world_size"]) for one in cases]
-    return [
-        [sent[rank % PROCESSES][place][rank // PROCESSES] for rank in mine]
-        for place, mine in enumerate(ranks)
-    ]
+    found = []
+    for place, one in enumerate(cases):
+        ranks = range(one["world_size"])
+        found.append([sent[rank % PROCESSES][place][rank // PROCESSES] for rank in ranks])
+    return found
 
 
 def valid_numbers(who, size, shard):
@@ -142,27 +129,14 @@ def valid_numbers(who, size, shard):
         require(0 <= number < size, f"{who} gives the number {number!s:.40}", f"numbers from 0 to {size - 1}")
 
 
-def together(one, shards):
+def together(shards, size, low, high):
     """The shards of all ranks, put together, hold each image as often as they should."""
-    size, counts = one["size"], collections.Counter(itertools.chain(*shards))
-    low, rest = (0, 1) if one["drop_last"] else divmod(len(shards[0]) * len(shards), max(size, 1))
-    high = low + (rest > 0)
-    wanted = "each image once over all ranks" if high == 1 else f"each image {low} or {high} times"
-    if one["drop_last"] and size % len(shards):
-        wanted = "no image twice"
-    often = [number for number, count in counts.items() if count > high]
-    never = [number for number in range(size) if low and not counts[number]]
-    seldom = [number for number in range(size) if counts[number] < low]
-    lost = f"{some(never)} never"
-    if often:
-        place = [rank for rank, shard in enumerate(shards) if often[0] in shard]
-        ranks = (
-            f"{'rank' if len(place) == 1 else 'ranks'} {listed(place[:4])}{' and others' * (len(place) > 4)}"
-        )
-        came = f"{some([often[0]])} appears {counts[often[0]]} times (on {ranks})"
-        require(False, came + (f", and {lost}" if never else ""), wanted)
-    require(not never, f"{lost} {come(never)}", wanted)
-    require(not seldom, f"{some(seldom)} {come(seldom)} less often than other images", wanted)
+    counts = collections.Counter(itertools.chain(*shards))
+    often = sum(count > high for count in counts.values())
+    seldom = sum(counts[number] < low for number in range(size))
+    came = f"of {so_many(size, 'image')}, {often} appear too often and {seldom} not often enough"
+    times = f"{low} or {high} times" if low < high else so_many(low, "time")
+    require(often == seldom == 0, came, f"each image {times} over all ranks")
 
 
 def deal(cases):
@@ -180,7 +154,8 @@ def deal(cases):
             same(f"len(sampler) of rank {rank}, before a pass,", came["length"], length)
         for number, epoch in enumerate(one["epochs"]):
             tried(words_for(one) + ("" if epoch is None else f", epoch {epoch}"))
-            together(one, [rank["passes"][number] for rank in ranks])
+            low, rest = (0, 1) if one["drop_last"] else divmod(length * len(ranks), max(one["size"], 1))
+            together([rank["passes"][number] for rank in ranks], one["size"], low, low + (rest > 0))
     return found
 
 
@@ -214,9 +189,9 @@ def differ(first, second, what):
 def by_chance(size, deals, what, other):
     """What is left over, or comes again, is not the same for all seeds or epochs."""
     counts = [collections.Counter(itertools.chain(*shards)) for shards in deals]
-    sets = [frozenset(number for number in range(size) if one[number] != 1) for one in counts]
-    came = f"{what}: {some(sets[0])}, whatever the {other}"
-    require(len(set(sets)) > 1, came, f"different images for a different {other}")
+    sets = {frozenset(number for number in range(size) if one[number] != 1) for one in counts}
+    came = f"the same images are {what}, whatever the {other}"
+    require(len(sets) > 1, came, f"different images for a different {other}")
 
 
 def chance_of_seeds(size, drop_last, what):
@@ -282,8 +257,7 @@ def test_1d_by_chance():
 
 def test_1e_few_images():
     """Fewer images than ranks, or no images; with and without drop_last"""
-    many = random.randrange(9, 14)
-    sizes = [(3, 4), (2, 3), (2, 4), (1, 2), (1, 3), (1, 4), (0, 1), (0, 3), (many // 3, many), (2, many)]
+    sizes = [(3, 4), (1, 4), (0, 1), (0, 3), (2, random.randrange(9, 14))]
     deal([case(*size, drop_last) for size in sizes for drop_last in (False, True)])
 
 
@@ -296,13 +270,9 @@ def test_1f_the_global_random_state():
             noise = one["noise"] + rank
             own, python = torch.Generator().manual_seed(noise), random.Random(noise)
             legacy = numpy.random.RandomState(noise)
-            for when, drawn in zip(
-                ("in a loop over the sampler", "after the sampler was used"), came["drawn"], strict=True
-            ):
-                right = torch.rand((), generator=own).item(), python.random(), float(legacy.random_sample())
-                for name, got, value in zip(("torch", "random", "numpy"), drawn, right, strict=True):
-                    wanted = f"{value}, as without the sampler: do not touch the global random state"
-                    require(got == value, f"on rank {rank}, {name} draws {got!r:.80} {when}", wanted)
+            for when, drawn in zip(("in a loop over the sampler", "afterwards"), came["drawn"], strict=True):
+                right = [torch.rand((), generator=own).item(), python.random(), float(legacy.random_sample())]
+                same(f"what torch, random and numpy draw on rank {rank} {when}", drawn, right)
 
 
 def test_2a_each_epoch_has_another_order():
@@ -326,44 +296,29 @@ def test_2b_an_epoch_has_one_order():
     first = case(30, 2, epochs=(None, early, late, None, early, 0), breaks=4)
     second = case(30, 2, epochs=(late,), seed=first["seed"])
     for rank, (long, short) in enumerate(zip(*deal([first, second]), strict=True)):
-        passes = long["passes"]
+        passes, right = long["passes"], [[number, number] for number in long["passes"][-1][:5]]
         tried("30 images, 2 ranks, a pass that stops after 4 numbers, and then a full pass")
-        came = f"rank {rank} gets {long['broken']!r:.60}, and then, in the same epoch, {passes[0][:6]} ..."
-        require(long["broken"] == passes[0][:4], came, "each pass begins at the start, in the same order")
+        same(f"the list of the 4 numbers on rank {rank}", long["broken"], passes[0][:4])
         tried(f"30 images, 2 ranks, set_epoch({early}), ({late}), ({early}), (0), a pass after each")
-        for a, b, what in (
-            (2, 3, f"a second pass in epoch {late}"),
-            (1, 4, f"epoch {early} after epoch {late}"),
-            (0, 5, "set_epoch(0) after other epochs, unlike a new sampler,"),
-        ):
-            came = f"{what} gives rank {rank} a different order: {passes[b][:6]} ..."
-            require(passes[a] == passes[b], came, f"{passes[a][:6]} ...")
+        same(f"the order of a second pass in epoch {late} on rank {rank}", passes[3], passes[2])
+        same(f"the order of epoch {early} after epoch {late} on rank {rank}", passes[4], passes[1])
+        same(f"the order of epoch 0 after other epochs on rank {rank}", passes[5], passes[0])
         tried("30 images, 2 ranks, two passes at the same time: zip(sampler, sampler)")
-        came = f"rank {rank} gets the pairs {long['together']}"
-        right = [[number, number] for number in passes[-1][:5]]
-        require(long["together"] == right, came, f"{right}: each pass goes through all numbers on its own")
+        same(f"the list of pairs on rank {rank}", long["together"], right)
         tried(f"30 images, 2 ranks, set_epoch({late}) in a new sampler, as in a run that resumes")
-        (again,) = short["passes"]
-        came = f"epoch {late} gives rank {rank} a different order than after other epochs: {again[:6]}"
-        require(again == passes[2], came, f"{passes[2][:6]} ...")
+        same(f"the order of epoch {late} on rank {rank}", short["passes"][0], passes[2])
 
 
 def test_3a_each_image_is_evaluated_once():
     """evaluation_shard: 2, 3, 4 and 1 ranks, and more"""
-    sizes = [(some_dozens() + 5, ranks) for ranks in (2, 3, 4, 1)] + [(some_dozens(), 4), (2, 4)]
+    sizes = [(some_dozens() + 5, ranks) for ranks in (2, 3, 4, 1)] + [(2, 4)]
     sizes.append((61, 7))  # 61 / 7 * 7 is less than 61
-    sizes.append((random.randrange(30, 50), random.randrange(7, 11)))
     cases = [{"size": size, "world_size": world_size} for size, world_size in sizes]
     for one, shards in zip(cases, dealt(evaluation, cases), strict=True):
         tried(f"evaluation_shard: {sizes_of(one)}")
         for rank, shard in enumerate(shards):
             valid_numbers(f"evaluation_shard of rank {rank}", one["size"], shard)
-        counts = collections.Counter(itertools.chain(*shards))
-        twice = [number for number, count in counts.items() if count > 1]
-        never = [number for number in range(one["size"]) if not counts[number]]
-        both = f"; not evaluated at all: {some(never)}" if never else ""
-        require(not twice, f"more than once: {some(twice)}{both}", "each image exactly once over all ranks")
-        require(not never, f"not evaluated at all: {some(never)}", "each image exactly once")
+        together(shards, one["size"], 1, 1)
         lengths = [len(shard) for shard in shards]
         came = f"the numbers of images per rank are {listed(lengths)}"
         require(max(lengths) - min(lengths) <= 1, came, "numbers that differ by at most one")
@@ -390,22 +345,8 @@ def check_accuracy(*evaluations, times=None):
             what = f"the accuracy on rank {rank}{', in the second evaluation,' if number else ''}"
             kind = "a tensor or an array" if isinstance(got, torch.Tensor) else f"{got!r:.80}"
             require(type(got) is float, f"{what} is {kind}", f"a Python float, {expected!r}")
-            few = ": only about 7 digits are correct" if abs(got - expected) < 1e-6 else ""
-            why = few or as_if(got, good, sizes, rank) or ", although rank 0 has the right one" * (rank > 0)
-            require(abs(got - expected) <= 1e-12, f"{what} is {got!r}{why}", f"{expected!r}")
+            close(what, got, expected, 1e-12)
     return sent
-
-
-def as_if(got, good, sizes, rank):
-    """Words for what an accuracy is, if it is one of these."""
-    if not all(sizes) or len(sizes) == 1:
-        return ""
-    ways = {
-        "the accuracy for this rank's images alone": good[rank] / sizes[rank],
-        "all right answers, divided by the number of this rank's images": sum(good) / sizes[rank],
-        "this rank's right answers, divided by the number of all images": good[rank] / sum(sizes),
-    }
-    return next((f": {words}" for words, value in ways.items() if abs(got - value) < 1e-6), "")
 
 
 def shards_of(world_size):
@@ -414,7 +355,7 @@ def shards_of(world_size):
     return [answers(count) for count in (random.randrange(50, 90), *few)]
 
 
-@pytest.mark.parametrize("world_size", [3, 4, 1, 2])
+@pytest.mark.parametrize("world_size", [3, 4, 1])
 def test_3b_uneven_shards(world_size):
     first, second = shards_of(world_size), shards_of(world_size)
     lengths = [listed(map(len, rights)) for rights in (first, second)]
@@ -423,12 +364,6 @@ def test_3b_uneven_shards(world_size):
         right[:] = False
     tried(f"{so_many(world_size, 'process')} with {lengths[0]} images, and then with {lengths[1]}")
     check_accuracy(first, second)
-
-
-def test_3c_no_images_on_rank_1():
-    """3 processes, no images on rank 1"""
-    first, last = shards_of(2)
-    check_accuracy([first, answers(0), last])
 
 
 def test_3c_all_images_on_rank_2():

@@ -16,10 +16,10 @@ by the model.
 | dtype, memory layout, container, missing gradients, frozen, tied | the docstrings promise nothing |
 """
 
-import ast
 import contextlib
 import functools
 import os
+import re
 from itertools import chain, pairwise
 
 import pytest
@@ -34,7 +34,6 @@ from torch import nn
 
 KINDS = ["order", "seed", "collective", "sum", "clipping"]
 KINDS += ["exchange", "mean of means", "resume", "device", "buffers"]
-OTHERS = ("mode", "start", "writer", "zero_grad")
 
 
 # ---- what runs in each rank
@@ -108,7 +107,7 @@ def exchange_in_sight(me):
 
 def kind(student, me, given):
     """What the student calls the bug."""
-    return {"KIND": student.KIND} if hasattr(student, "KIND") else {}
+    return getattr(student, "KIND", None)
 
 
 def train(student, me, given):
@@ -127,14 +126,15 @@ def train(student, me, given):
     with contextlib.suppress(Stopped):
         result = student.train(model, given["images"], given["labels"], **more)
     sent = sum(call["bytes"] for call in me.calls if call.get("phase") == "begin")
-    facts = {
+    seen = {name: getattr(model, name) for name in ("given", "before", "arrived", "passes", "total")}
+    scale = scaler.get_scale() if scaler else None
+    return seen | {
         "state": dict(model.state_dict()),
-        "given": model.given,
-        "before": model.before,
         "result": result,
+        "put": notes,
+        "sent": sent,
+        "scale": scale,
     }
-    facts |= {"arrived": model.arrived, "passes": model.passes, "put": notes, "sent": sent}
-    return facts | {"total": model.total, "scale": scaler.get_scale() if scaler else None}
 
 
 # ---- what is drawn, and what is right
@@ -177,11 +177,7 @@ def named(right):
     def test():
         tried(f"KIND of {script()}")
         (came,) = run(kind, [None], group=False)
-        require("KIND" in came, "there is no KIND", 'KIND = "..."')
-        came = came["KIND"]
-        is_known = came in [*KINDS, *OTHERS]
-        wanted = "the name of another kind in KINDS.md" if is_known else "one of the names in KINDS.md"
-        require(came == right, f"KIND is {came!r}"[:200], wanted)
+        require(came == right, f"KIND is {came!r}"[:200], "the kind of this bug, as KINDS.md names it")
 
     return test
 
@@ -209,20 +205,8 @@ def bug(function):
 
 
 def code_of(text):
-    """A script without what it prints, its words, and its KIND: only what it does."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(getattr(node, "body", None), list):
-            node.body = [line for line in node.body if not only_words(line)]
-    return ast.dump(tree)
-
-
-def only_words(line):
-    if isinstance(line, ast.Assign):
-        return ast.unparse(line.targets[0]) == "KIND"
-    value = line.value if isinstance(line, ast.Expr) else None
-    prints = isinstance(value, ast.Call) and ast.unparse(value.func) == "print"
-    return prints or isinstance(value, ast.Constant)
+    """The lines of a script without its KIND, and without what it prints."""
+    return [line for line in text.splitlines() if not re.match(r"\s*(KIND\b|print\(|#|$)", line)]
 
 
 def epochs_of(ranks, images, epochs, share):
@@ -232,14 +216,8 @@ def epochs_of(ranks, images, epochs, share):
     sizes = [4] * (share // 4) + [share % 4] * (share % 4 > 0)
     cuts = [slice(epoch * len(sizes), (epoch + 1) * len(sizes)) for epoch in range(epochs)]
     for rank, mine in enumerate(batches):
-        came = f"rank {rank} has {len(mine)} batches in {epochs} epochs"
-        require(
-            len(mine) == len(sizes) * epochs, came, f"{len(sizes) * epochs}, which is {len(sizes)} per epoch"
-        )
-        for epoch, cut in enumerate(cuts):
-            got = [len(batch) for batch in mine[cut]]
-            came = f"in epoch {epoch}, the batches of rank {rank} have {got} images"
-            require(got == sizes, came, f"{sizes}")
+        got = [len(batch) for batch in mine]
+        same(f"the list of batch sizes of rank {rank} in {epochs} epochs", got, sizes * epochs)
     return batches, [[joined(mine[cut]) for mine in batches] for cut in cuts]
 
 
@@ -266,11 +244,8 @@ def dealt(world_size, size, epochs, share, **more):
     ranks = trained(state, [both] * world_size, epochs=epochs, batch_size=4, lr=0.5, **more)
     batches, found = epochs_of(ranks, both[0], epochs, share)
     for epoch, shares in enumerate(found):
-        images = {*joined(shares)}
-        came = f"in epoch {epoch}, all processes together have {len(images)} different images"
-        if wanted == size:
-            came = f"in epoch {epoch}, no rank has the images {sorted({*range(size)} - images)}"
-        require(len(images) == wanted, came, "every image" if wanted == size else f"{wanted}")
+        what = f"the number of different images that all processes together have in epoch {epoch}"
+        same(what, len({*joined(shares)}), wanted)
     anew(found)
     steps = [[(both[0][batch], both[1][batch]) for batch in step] for step in zip(*batches, strict=True)]
     compare(ranks, learnt(state, steps, 0.5))
@@ -296,7 +271,7 @@ def test_2a_seed(world_size, size, epochs, seed):
     require(other[0] != found[0], came, "a different order for a different seed")
 
 
-@pytest.mark.parametrize("least", [(12, 4, 8), (10, 6), (12,), (9, 0), (0, 9)])
+@pytest.mark.parametrize("least", [(12, 4, 8), (12,), (9, 0), (0, 9)])
 @bug
 def test_3a_collective(least):
     sizes = [size + int(integers(0, 3, 1)) if size else 0 for size in least]
@@ -335,10 +310,8 @@ def test_4a_sum(world_size):
 @bug
 def test_5a_clipping(world_size):
     scale = 2.0**16 if world_size == 2 else 2.0 ** int(integers(11, 16, 1))
-    tried(
-        f"{world_size} processes, 6 steps, an initial scale of {scale:.0f}; "
-        "one process has a broken image (inf) in the third step"
-    )
+    words = "one process has a broken image (inf) in the third step"
+    tried(f"{world_size} processes, 6 steps, an initial scale of {scale:.0f}; {words}")
     state, parts = parameters(), pictures(*[18] * world_size)
     parts[-1][0][7, 2] = float("inf")
     # Some steps are to be clipped and some not: 0.5 is a usual size of a gradient here.
@@ -399,21 +372,12 @@ def test_8a_resume():
         tried(f"2 processes; {start}: {until}")
         begin, own = parameters() if number else state, [{"snapshot": "snapshot.pt", "stop": stop}] * 2
         ranks = trained(begin, parts, own, disk=True, epochs=epochs, batch_size=3, **settings)
-        if stop:
-            for rank, came in enumerate(ranks):
-                what = f"the number of batches of rank {rank} before it is stopped"
-                same(what, len(came["given"]), stop)
-            continue
-        wanted = [batch.tolist() for batch in joined(batches[first:epochs])]
-        until = f"{len(wanted)}: epochs {first} to {epochs - 1}" if wanted else "none: training is finished"
+        wanted = [batch.tolist() for batch in joined(batches[first:epochs])][:stop]
         for rank, came in enumerate(ranks):
             given = numbers_of(rank, came, parts[rank][0])
-            what = f"rank {rank} trains with {len(given)} batches after this start"
-            require(len(given) == len(wanted), what, until)
-            what = f"rank {rank} trains with the images {given} after this start"[:200]
-            order = f"{wanted}, the order of epochs {first} to {epochs - 1}"[:200]
-            require(given == wanted, what, order)
-        compare(ranks, learnt(state, joined(steps[:epochs]), **settings), len(joined(steps[:first])))
+            same(f"the list of batches with which rank {rank} trains after this start", given, wanted)
+        if not stop:
+            compare(ranks, learnt(state, joined(steps[:epochs]), **settings), len(joined(steps[:first])))
 
     def torn(begin, **more):
         own = [{"snapshot": "torn.pt", **more}]
@@ -423,9 +387,8 @@ def test_8a_resume():
     if torn(state, last=5) is None:
         tried("1 process; restarted after it was stopped while writing the snapshot of epoch 1")
         given = numbers_of(0, torn(parameters()), parts[0][0])
-        words = "2 epochs: the epoch in which it was stopped, and the last epoch"
         wanted = [batch.tolist() for batch in joined(batches[1:3])]
-        require(given == wanted, f"it trains with {len(given)} batches after this start", words)
+        same("the list of batches of epochs 1 and 2, with which it trains,", given, wanted)
 
 
 # For each machine how many processes it has, and how many devices.
@@ -469,27 +432,9 @@ def test_10a_buffers(world_size):
     compare(ranks, expected)
     running = running_of(learns, state, parts)
     mean = [sum(kept) / world_size for kept in zip(*running, strict=True)]
-    answered = answers(expected.state, test, mean)
-    results = [came["result"] for came in ranks]
-    for rank, result in enumerate(results):
-        form = isinstance(result, torch.Tensor) and result.shape == (5, 3) and bool(result.isfinite().all())
-        require(form, f"rank {rank} returns something other than answers", "5 x 3 numbers")
-
-    def near(result, right):
-        return float((result - right).abs().max()) <= 2e-4 * max(1, float(answered.abs().max()))
-
-    # A wrong mend is not to look like none at all.
-    spread = zip(results, running_of(learns, state, parts, spread=True), strict=True)
-    spread = all(near(result, answers(expected.state, test, kept)) for result, kept in spread)
-    why = ": their buffers were made equal to those of rank 0 before each batch, but not after the last"
-    for rank, result in enumerate(results):
-        what = f"ranks 0 and {rank} give different answers for the same images{why * spread}"
-        require(near(result, results[0]), what, "the same answers on all ranks")
-    of_rank_0 = near(results[0], answers(expected.state, test, running[0]))
-    what = "all ranks agree, but running_mean and running_var are those of rank 0"
-    require(near(results[0], answered) or not of_rank_0, what, "the mean over all ranks")
-    for rank, result in enumerate(results):
-        close(f"the answers of rank {rank}", result, answered, 1e-4, 1)
+    for rank, came in enumerate(ranks):
+        what = f"the answers that rank {rank} returns"
+        close(what, came["result"], answers(expected.state, test, mean), 1e-4, 1)
     for rank, came in enumerate(ranks):
         for name, value in zip(("norm.running_mean", "norm.running_var"), mean, strict=True):
             close(f"{name} of the model of rank {rank} at the end", came["state"].get(name), value, 1e-4, 1)
@@ -497,15 +442,12 @@ def test_10a_buffers(world_size):
         close(what, came["total"], 3 * torch.cat([images for images, _ in parts]).mean(0), 1e-4, 1)
 
 
-def running_of(learns, state, parts, spread=False):
-    """Running mean and variance of each rank, as batch norm keeps them. Spread: before each batch, all ranks
-    take over those of rank 0."""
+def running_of(learns, state, parts):
+    """Running mean and variance of each rank, as batch norm keeps them."""
     steps = steps_of(parts, 4)
     ranks = [[state["norm.running_mean"].double(), state["norm.running_var"].double()] for _ in parts]
     for number, step in enumerate(steps):
         now = learnt(learns, steps[:number], 0.3).state
-        if spread:
-            ranks = [list(ranks[0]) for _ in parts]
         for kept, (images, _) in zip(ranks, step, strict=True):
             hidden = images.double() @ now["first.weight"].T + now["first.bias"]
             kept[0] = 0.9 * kept[0] + 0.1 * hidden.mean(0)
