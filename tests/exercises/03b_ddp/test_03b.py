@@ -426,9 +426,7 @@ def test_4a_nobody_waits_in_backward():
         found = check_steps(model, 200, ranks)
     except Verdict as verdict:
         if verdict.status == "timeout":  # in the recv of this file, and not in the student's
-            verdict.came = (
-                f"rank {late} had not begun its backward, and another rank waited for it in its own"
-            )
+            verdict.came = f"another rank's backward waited for rank {late}, which had not begun its own"
         raise
     for rank, came in enumerate(found):
         (step,) = came["steps"]
