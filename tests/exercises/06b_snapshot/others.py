@@ -12,11 +12,10 @@ from os import fdatasync, fsync
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 
 def hard_links():
-    """Files of any name that get their names by link, a head with size and checksum, and states as bytes."""
+    """Files of any name that get their names by link, and a head with size and checksum."""
 
     HEAD = struct.Struct(">QI")
 
@@ -62,28 +61,6 @@ def hard_links():
             os.link(path, to)
             os.unlink(path)
         return None
-
-    def save_together(folder, step, job, state):
-        buffer = BytesIO()
-        torch.save(state, buffer)
-        mine = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-        dist.all_gather(sizes, torch.tensor([len(mine)]))
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        parts = [torch.zeros_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded)
-        if dist.get_rank() == 0:
-            save(folder, step, job, [part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
-        dist.barrier()
-
-    def load_together(folder, job):
-        box = [load(folder, job) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(box, src=0)
-        if box[0] is None:
-            return None
-        step, parts = box[0]
-        return step, torch.load(BytesIO(parts[dist.get_rank()].numpy().tobytes()), weights_only=True)
 
 
 def torch_writes():
