@@ -86,10 +86,6 @@ class Model(nn.Module):
         return images
 
 
-def tensors(model):
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
 def buckets(student, me, cases):
     """Buckets as lists of the parameters' numbers in model.parameters(), from 1 on."""
     found = []
@@ -104,12 +100,13 @@ def buckets(student, me, cases):
 def wrap(student, me, given):
     """What a model has after it was wrapped, and what forward gives."""
     model = Model(**given["model"])
-    before = tensors(model)
+    before = dict([*model.named_parameters(), *model.named_buffers()])
     wrapped = student.Overlapped(model, 60)
-    after = {name: tensor.detach().clone() for name, tensor in tensors(model).items()}
-    replaced = [name for name, tensor in tensors(model).items() if before[name] is not tensor]
+    after = dict([*model.named_parameters(), *model.named_buffers()])
+    replaced = [name for name, tensor in after.items() if before[name] is not tensor]
+    state = {name: tensor.detach().clone() for name, tensor in after.items()}
     outputs = [wrapped(given["images"], skip=[1]), wrapped(given["images"], [1])]
-    return {"state": after, "outputs": outputs, "replaced": replaced}
+    return {"state": state, "outputs": outputs, "replaced": replaced}
 
 
 def drift(student, me, given):
@@ -229,19 +226,16 @@ def buckets_of(model, bucket_bytes):
     return found
 
 
-def right(model, state, step):
-    """The gradients of a step on one rank, in float64."""
-    twin = Model(**model | {"state": {name: value.double() for name, value in state.items()}})
-    for name in step.get("freeze", ()):
-        twin.get_parameter(name).requires_grad_(False)
-    for images, targets, skip in step["passes"]:
-        ((twin(images, skip) - targets).square().sum() * step["factor"]).backward()
-    return {name: parameter.grad for name, parameter in twin.named_parameters()}
-
-
 def mean(model, state, ranks):
-    """The mean over ranks of the gradients of `ranks`, a step each; None where no rank has one."""
-    found = [right(model, state, step) for step in ranks]
+    """The mean in float64 of the gradients of `ranks`, a step each; None where no rank has one."""
+    state, found = {name: value.double() for name, value in state.items()}, []
+    for step in ranks:
+        twin = Model(**model | {"state": state})
+        for name in step.get("freeze", ()):
+            twin.get_parameter(name).requires_grad_(False)
+        for images, targets, skip in step["passes"]:
+            ((twin(images, skip) - targets).square().sum() * step["factor"]).backward()
+        found.append({name: parameter.grad for name, parameter in twin.named_parameters()})
     there = {name: [one[name] for one in found if one[name] is not None] for name in state}
     return {name: sum(some) / len(ranks) if some else None for name, some in there.items()}
 
@@ -249,10 +243,9 @@ def mean(model, state, ranks):
 def run_steps(model, bucket_bytes, ranks, apart=False, **more):
     """`ranks` has the list of steps of each rank. `apart`: all but rank 0 begin with weights of their own."""
     models = [model, *(other_weights(model) if apart else model for _ in ranks[1:])]
-    about = {"bucket_bytes": bucket_bytes, **more}
-    return run(
-        steps, [{"model": one, "steps": mine, **about} for one, mine in zip(models, ranks, strict=True)]
-    )
+    more |= {"bucket_bytes": bucket_bytes}
+    inputs = [{"model": one, "steps": mine, **more} for one, mine in zip(models, ranks, strict=True)]
+    return run(steps, inputs)
 
 
 def check_steps(model, bucket_bytes, ranks, **more):
