@@ -15,6 +15,7 @@
 | train or eval, memory layout, frozen, tied | what state_dict() has: torch.save keeps it |
 """
 
+import contextlib
 import io
 import os
 import re
@@ -114,12 +115,8 @@ class RunsCode:
 
 def save_hostile(student, me, given):
     """The student's own save, given an object that runs code when it is unpickled. It may refuse that."""
-    try:
+    with contextlib.suppress(Exception):
         student.save(place(me, "own"), 21, given, {"weights": RunsCode("ran/step-00000021.snapshot")})
-    except NotImplementedError:
-        raise
-    except Exception:
-        return
 
 
 def save_and_die(student, me, given):
