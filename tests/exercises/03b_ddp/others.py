@@ -1,8 +1,6 @@
 """Other solutions of exercise 03b."""
 
 import concurrent.futures
-import itertools
-from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -11,12 +9,12 @@ from torch import nn
 
 
 def nodes():
-    """Hooks on the nodes of autograd that add up, and futures that divide."""
+    """Hooks on the nodes of autograd that add up, futures that divide, and rank 0's state as an object."""
 
-    class Overlapped(nn.Module):
+    class Overlapped:
         def __init__(self, module, bucket_bytes):
-            super().__init__()
-            self.module, self.silent = module, False
+            nn.Module.__init__(self)
+            self.module, self.sends = module, True
             self.buckets = make_buckets(module.parameters(), bucket_bytes)
             mine = [*module.parameters(), *module.buffers()]
             state = [mine if dist.get_rank() == 0 else None]
@@ -36,99 +34,58 @@ def nodes():
             self.full, self.futures = [0] * len(self.buckets), []
 
         def came(self, number, *gradients):
-            if self.silent:
-                return
-            self.full[number] += 1
-            while len(self.futures) < len(self.buckets):
-                if self.full[len(self.futures)] < len(self.buckets[len(self.futures)]):
-                    break
-                self.begin()
+            if self.sends:
+                self.full[number] += 1
+                while len(self.futures) < len(self.buckets):
+                    if self.full[len(self.futures)] < len(self.buckets[len(self.futures)]):
+                        break
+                    self.begin()
 
         def begin(self):
-            bucket = self.buckets[len(self.futures)]
-            flat = torch.zeros(sum(p.numel() + 1 for p in bucket), dtype=bucket[0].dtype)
-            place = 0
-            for parameter in bucket:
-                if parameter.grad is not None:
-                    flat[place : place + parameter.numel()] = parameter.grad.flatten()
-                    flat[place + parameter.numel()] = 1
-                place += parameter.numel() + 1
-            future = dist.all_reduce(flat, async_op=True).get_future()
+            parts = []
+            for parameter in self.buckets[len(self.futures)]:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parts += [
+                    gradient.flatten(),
+                    torch.full_like(gradient.sum(), parameter.grad is not None)[None],
+                ]
+            future = dist.all_reduce(torch.cat(parts), async_op=True).get_future()
             self.futures.append(future.then(lambda done: done.value()[0] / dist.get_world_size()))
 
         def finish(self):
             for _ in range(len(self.buckets) - len(self.futures)):
                 self.begin()
             for bucket, future in zip(self.buckets, self.futures, strict=True):
-                flat, place = future.wait(), 0
-                for parameter in bucket:
-                    if flat[place + parameter.numel()] > 0:
-                        parameter.grad = flat[place : place + parameter.numel()].reshape(parameter.shape)
-                    place += parameter.numel() + 1
+                parts = iter(future.wait().split([size for p in bucket for size in (p.numel(), 1)]))
+                for parameter, part, there in zip(bucket, parts, parts, strict=True):
+                    if there > 0:
+                        parameter.grad = part.reshape(parameter.shape)
             self.again()
-
-        def forward(self, *inputs, **named):
-            if self.training and not self.silent:
-                for buffer in self.module.buffers():
-                    dist.broadcast(buffer.data, src=0)
-            return self.module(*inputs, **named)
-
-        @contextmanager
-        def no_sync(self):
-            was, self.silent = self.silent, True
-            try:
-                yield
-            finally:
-                self.silent = was
 
 
 def thread():
-    """A thread of its own that makes blocking calls, one bucket after the other."""
+    """A thread of its own that makes blocking calls; one more call says which gradients are missing."""
 
-    class Overlapped(nn.Module):
+    class Overlapped:
         def __init__(self, module, bucket_bytes):
-            super().__init__()
-            self.module, self.quiet = module, 0
-            for tensor in itertools.chain(module.parameters(), module.buffers()):
-                dist.broadcast(tensor.detach(), 0)
-            self.buckets = make_buckets(module.parameters(), bucket_bytes)
+            super().__init__(module, bucket_bytes)
             self.thread = concurrent.futures.ThreadPoolExecutor(1)
-            self.came, self.futures = set(), []
-            for bucket in self.buckets:
-                for parameter in bucket:
-                    parameter.register_post_accumulate_grad_hook(self.gradient_came)
 
-        def forward(self, *inputs, **named):
-            if self.module.training and not self.quiet:
-                with torch.no_grad():
-                    for buffer in self.module.buffers():
-                        dist.broadcast(buffer, 0)
-            return self.module(*inputs, **named)
-
-        def gradient_came(self, parameter):
-            if not self.quiet:
-                self.came.add(parameter)
-                while len(self.futures) < len(self.buckets) and self.came.issuperset(
-                    self.buckets[len(self.futures)]
-                ):
-                    self.send()
-
-        def send(self):
-            bucket = self.buckets[len(self.futures)]
-            flat = torch.cat(
-                [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket]
-            )
+        def send_next(self):
+            bucket = self.buckets[len(self.in_flight)]
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([part.reshape(-1) for part in parts])
 
             def send():
                 dist.all_reduce(flat.div_(dist.get_world_size()))
                 return flat
 
-            self.futures.append(self.thread.submit(send))
+            self.in_flight.append(self.thread.submit(send))
 
         def finish(self):
-            while len(self.futures) < len(self.buckets):
-                self.send()
-            flats = [future.result() for future in self.futures]
+            while len(self.in_flight) < len(self.buckets):
+                self.send_next()
+            flats = [future.result() for future in self.in_flight]
             parameters = [parameter for bucket in self.buckets for parameter in bucket]
             there = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
             dist.all_reduce(there, op=dist.ReduceOp.MAX)
@@ -136,17 +93,4 @@ def thread():
             for parameter, mean, one in zip(parameters, means, there, strict=True):
                 if one:
                     parameter.grad = mean.view_as(parameter).clone()
-            self.came, self.futures = set(), []
-
-        def no_sync(self):
-            return Quiet(self)
-
-    class Quiet:
-        def __init__(self, model):
-            self.model = model
-
-        def __enter__(self):
-            self.model.quiet += 1
-
-        def __exit__(self, *error):
-            self.model.quiet -= 1
+            self.in_flight, self.missing = [], [len(bucket) for bucket in self.buckets]

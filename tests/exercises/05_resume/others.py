@@ -1,6 +1,5 @@
 """Other solutions of exercise 05."""
 
-import contextlib
 import io
 import os
 
@@ -35,49 +34,32 @@ def broadcast():
             part.load_state_dict(state)
         return epoch + 1
 
-    def train(snapshot, parts, train_epoch, epochs, rank):
-        losses = {}
-        epoch = load(snapshot, parts)
-        while epoch <= epochs:
-            losses[epoch] = train_epoch(epoch)
-            parts["scheduler"].step()
-            save(snapshot, parts, epoch, rank)
-            epoch += 1
-        return losses
-
 
 def by_hand():
-    """Momentum and learning rate taken out by hand; only further parts say what they are."""
+    """Momentum, learning rate and the scheduler's counter taken out by hand, and a hidden temporary file."""
 
     def save(snapshot, parts, epoch, rank):
         if rank:
             return
-        model, optimizer, scheduler = parts["model"], parts["optimizer"], parts["scheduler"]
-        memory = [optimizer.state[one].get("momentum_buffer") for one in model.parameters()]
-        more = {name: parts[name].state_dict() for name in {*parts} - {"model", "optimizer", "scheduler"}}
-        saved = [
-            epoch,
-            more,
-            dict(model.state_dict()),
-            memory,
-            optimizer.param_groups[0]["lr"],
-            scheduler.last_epoch,
-        ]
-        name = snapshot.parent / f".{snapshot.name}"
-        with open(name, "wb") as file:
-            torch.save(saved, file)
-        os.rename(name, snapshot)
+        optimizer = parts["optimizer"]
+        memory = [optimizer.state[one].get("momentum_buffer") for one in parts["model"].parameters()]
+        numbers = optimizer.param_groups[0]["lr"], parts["scheduler"].last_epoch
+        more = {name: parts[name].state_dict() for name in {*parts} - {"optimizer", "scheduler"}}
+        hidden = snapshot.parent / f".{snapshot.name}"
+        with open(hidden, "wb") as file:
+            torch.save([epoch, memory, *numbers, more], file)
+        os.rename(hidden, snapshot)
 
     def load(snapshot, parts):
-        with contextlib.suppress(FileNotFoundError):
-            epoch, more, weights, memory, rate, steps = torch.load(snapshot, weights_only=True)
-            model, optimizer, scheduler = parts["model"], parts["optimizer"], parts["scheduler"]
-            model.load_state_dict(weights)
-            for parameter, one in zip(model.parameters(), memory, strict=True):
-                optimizer.state[parameter]["momentum_buffer"] = one
-            optimizer.param_groups[0]["lr"] = rate
-            scheduler.last_epoch = steps
-            for name, state in more.items():
-                parts[name].load_state_dict(state)
-            return 1 + epoch
-        return 1
+        try:
+            epoch, memory, rate, steps, more = torch.load(snapshot, weights_only=True)
+        except FileNotFoundError:
+            return 1
+        optimizer = parts["optimizer"]
+        for name, state in more.items():
+            parts[name].load_state_dict(state)
+        for parameter, one in zip(parts["model"].parameters(), memory, strict=True):
+            optimizer.state[parameter]["momentum_buffer"] = one
+        optimizer.param_groups[0]["lr"] = rate
+        parts["scheduler"].last_epoch = steps
+        return 1 + epoch

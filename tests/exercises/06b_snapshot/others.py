@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pickle
 import re
 import struct
 import sys
@@ -13,182 +12,95 @@ from os import fdatasync, fsync
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 
 def hard_links():
-    """Temporary files that get their names by link, and a head with size and checksum."""
+    """Files of any name that get their names by link, and a head with size and checksum."""
 
-    HEAD = struct.Struct(">8sQI")
+    HEAD = struct.Struct(">QI")
 
-    class Refused(Exception):
-        pass
-
-    class Folder:
-        """The snapshots of a folder, the oldest first."""
-
-        def __init__(self, place):
-            self.place = place
-
-        def names(self):
-            names = sorted(os.scandir(self.place), key=lambda entry: entry.name)
-            return [one.path for one in names if re.fullmatch(r"step-\d{8}\.snapshot", one.name)]
-
-        def tidy(self, keep):
-            for entry in list(os.scandir(self.place)):
-                if entry.name.startswith("step-tmp"):
-                    os.unlink(entry.path)
-            for path in self.names()[:-keep]:
-                os.unlink(path)
-
-        def write(self, name, data):
-            path = os.path.join(self.place, name)
-            with tempfile.NamedTemporaryFile(dir=self.place, prefix="step-tmp", delete=False) as file:
-                rest = memoryview(HEAD.pack(b"SNAPSHOT", len(data), zlib.crc32(data)) + data)
-                while rest:
-                    rest = rest[os.write(file.fileno(), rest) :]
-                os.fsync(file)
-                if os.path.exists(path):
-                    os.replace(file.name, path)
-                else:
-                    os.link(file.name, path)
-
-        def put_by(self, path):
-            """A link, unlike a rename, overwrites nothing."""
-            count = 0
-            while True:
-                count += 1
-                to = f"{path}.{count}.refused" if count > 1 else f"{path}.refused"
-                try:
-                    os.link(path, to)
-                except FileExistsError:
-                    continue
-                os.unlink(path)
-                return
-
-        def read(self, path):
-            with open(path, "rb") as file:
-                head = file.read(HEAD.size)
-                if len(head) < HEAD.size:
-                    raise Refused("too short")
-                word, size, checksum = HEAD.unpack(head)
-                data = file.read()
-            if word != b"SNAPSHOT" or size != len(data) or zlib.crc32(data) != checksum:
-                raise Refused("no snapshot, or damaged")
-            return data
+    def names(folder):
+        found = sorted(os.listdir(folder))
+        return [os.path.join(folder, name) for name in found if re.fullmatch(r"step-\d{8}\.snapshot", name)]
 
     def save(folder, step, job, state):
-        buffer = BytesIO()
-        torch.save((step, tuple(sorted(job.items())), state), buffer)
-        folder = Folder(folder)
-        folder.write(f"step-{step:08d}.snapshot", buffer.getvalue())
-        folder.tidy(2)
+        buffer, path = BytesIO(), os.path.join(folder, f"step-{step:08d}.snapshot")
+        torch.save((step, sorted(job.items()), state), buffer)
+        data = buffer.getvalue()
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="step-tmp", delete=False) as file:
+            rest = memoryview(HEAD.pack(len(data), zlib.crc32(data)) + data)
+            while rest:
+                rest = rest[os.write(file.fileno(), rest) :]
+            os.fsync(file)
+            if os.path.exists(path):
+                os.replace(file.name, path)
+            else:
+                os.link(file.name, path)
+        left = [one.path for one in os.scandir(folder) if one.name.startswith("step-tmp")]
+        for old in [*left, *names(folder)[:-2]]:
+            os.unlink(old)
 
     def load(folder, job):
-        folder = Folder(folder)
-        for path in folder.names()[::-1]:
+        for path in reversed(names(folder)):
             try:
-                content = BytesIO(folder.read(path))
-                step, items, state = torch.load(content, map_location="cpu", weights_only=True)
-                if dict(items) != job:
-                    raise Refused("of another job")
+                with open(path, "rb") as file:
+                    size, checksum = HEAD.unpack(file.read(HEAD.size))
+                    data = file.read()
+                if size != len(data) or zlib.crc32(data) != checksum:
+                    raise ValueError("cut short or damaged")
+                step, items, state = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+                if dict(items) == job:
+                    return step, state
+                raise ValueError("of another job")
             except Exception as error:
-                why = (
-                    error if isinstance(error, Refused) else f"torch cannot read it ({type(error).__name__})"
-                )
+                why = error if isinstance(error, ValueError) else type(error).__name__
                 sys.stderr.write(f"{path} is refused: {why}\n")
-                folder.put_by(path)
-            else:
-                return step, state
+            count = 1
+            while os.path.exists(to := f"{path}.{count}.refused" if count > 1 else f"{path}.refused"):
+                count += 1
+            os.link(path, to)
+            os.unlink(path)
         return None
-
-    def save_together(folder, step, job, state):
-        buffer = BytesIO()
-        torch.save(state, buffer)
-        mine = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-        dist.all_gather(sizes, torch.tensor([len(mine)]))
-        largest = int(max(sizes))
-        padded = torch.zeros(largest, dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        parts = [torch.zeros(largest, dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(parts, padded)
-        if dist.get_rank() == 0:
-            save(folder, step, job, [part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
-        dist.barrier()
-
-    def load_together(folder, job):
-        found = load(folder, job) if dist.get_rank() == 0 else None
-        box = [found]
-        dist.broadcast_object_list(box, src=0)
-        if box[0] is None:
-            return None
-        step, parts = box[0]
-        return step, torch.load(BytesIO(parts[dist.get_rank()].numpy().tobytes()), weights_only=True)
 
 
 def torch_writes():
     """Torch.save into the file itself, names by process, and a digest of the tensors' own."""
 
-    def digest_of(*values):
-        digest = hashlib.blake2b()
-
-        def add(value):
-            if isinstance(value, torch.Tensor):
-                digest.update(f"{value.dtype}{list(value.shape)}".encode())
-                digest.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-            elif isinstance(value, dict):
-                for key in value:
-                    digest.update(repr(key).encode())
-                    add(value[key])
-            elif isinstance(value, list):
-                digest.update(f"[{len(value)}".encode())
-                for item in value:
-                    add(item)
-            else:
-                digest.update(repr(value).encode())
-
-        for value in values:
-            add(value)
-        return digest.hexdigest()
+    def digest_of(value):
+        if isinstance(value, torch.Tensor):
+            value = f"{value.dtype} {value.shape} {value.flatten().view(torch.uint8).tolist()}"
+        elif isinstance(value, dict):
+            value = [(key, digest_of(item)) for key, item in value.items()]
+        elif isinstance(value, list):
+            value = [digest_of(item) for item in value]
+        return hashlib.sha256(repr(value).encode()).hexdigest()
 
     def save(folder, step, job, state):
         folder = Path(folder)
         for left in folder.glob("step-*.aside"):
             left.unlink()
         aside = folder / f"step-{step}-{os.getpid()}.aside"
-        torch.save([step, job, state, digest_of(step, job, state)], str(aside))
-        place = os.open(aside, os.O_RDONLY)
-        fdatasync(place)
-        os.close(place)
-        aside.rename(folder / f"step-{step:08}.snapshot")
-        place = os.open(folder, os.O_RDONLY)
-        fsync(place)
-        os.close(place)
+        torch.save([step, job, state, digest_of([step, job, state])], str(aside))
+        for path, flush in ((aside, fdatasync), (folder, fsync)):
+            place = os.open(path, os.O_RDONLY)
+            flush(place)
+            os.close(place)
+            if path == aside:
+                aside.rename(folder / f"step-{step:08}.snapshot")
         for old in sorted(folder.glob(SNAPSHOTS), reverse=True)[2:]:
             old.unlink()
 
-    def look_into(path, job):
-        try:
-            step, of_job, state, digest = torch.load(path, weights_only=True)
-            if digest != digest_of(step, of_job, state):
-                return "damaged", None
-        except (RuntimeError, ValueError, EOFError, OSError, TypeError, KeyError, pickle.UnpicklingError):
-            return "not readable", None
-        except Exception as error:
-            return f"not readable ({type(error).__name__})", None
-        return ("of another job", None) if of_job != job else ("", (step, state))
-
     def load(folder, job):
-        paths = sorted(Path(folder).glob(SNAPSHOTS))
-        while paths:
-            path = paths.pop()
-            reason, found = look_into(path, job)
-            if found:
-                return found
+        for path in sorted(Path(folder).glob(SNAPSHOTS), reverse=True):
+            try:
+                *found, digest = torch.load(path, weights_only=True)
+                reason = "of another job" if digest == digest_of(found) else "damaged"
+                if digest == digest_of(found) and found[1] == job:
+                    return found[0], found[2]
+            except Exception as error:
+                reason = f"not readable ({type(error).__name__})"
             print(f"{path.name} is {reason}, and refused", file=sys.stderr)
             endings = ["refused", *(f"{number}.refused" for number in range(2, 100))]
             names = (path.with_name(f"{path.name}.{ending}") for ending in endings)
-            aside = next(name for name in names if not name.exists())
-            os.rename(path, aside)
+            os.rename(path, next(name for name in names if not name.exists()))
         return None
