@@ -169,7 +169,8 @@ def large(student, me, given):
     free_memory()
     start, held = me.memory(), []
     experts = [Expert(torch.full((WIDE, INSIDE), 0.1), torch.full((INSIDE, WIDE), 0.1)) for _ in range(2)]
-    output, _ = student.Mixture(linear(*given["router"]), experts, 2, None)(given["x"].requires_grad_())
+    layer = student.Mixture(linear(*given["router"]), experts, 2, None)
+    output, _ = layer(given["x"].requires_grad_())
     free_memory()
     held.append(me.memory() - start)
     output.sum().backward()
