@@ -121,7 +121,6 @@ def use(student, me, given):
         for unit, came in zip(units, answer["hooked"], strict=True):
             unit.shard.register_hook(came.append)
         sum((output * by_columns(batch["slope"])).sum() for output, batch in pairs).backward()
-        answer["together"] = [copied(unit.shard.grad) for unit in units]
     answer["state"] = [copied(unit.full_state()) for unit in units] if "state" in given else []
     return answer | {"computed": [sorted(module.computed) for module in modules]}
 
@@ -184,12 +183,7 @@ def large(student, me, given):
 
 
 def shapes_of(widths):
-    pairs = enumerate(itertools.pairwise(widths))
-    both = [
-        ((f"layers.{n}.weight", (outside, inside)), (f"layers.{n}.bias", (outside,)))
-        for n, (inside, outside) in pairs
-    ]
-    return dict(itertools.chain(*both))
+    return {name: one.shape for name, one in Layers(widths).named_parameters()}
 
 
 def unit_of(*widths, unused=False):
@@ -237,13 +231,15 @@ def right(units, batches):
         output = through(modules, images)
         (output * batch["slope"].double()).sum().backward()
         outputs.append(output.detach())
-        slopes.append(images.grad)
+        slopes.append(images.grad if batch["leaf"] else None)
     every = [[(one, one.grad) for one in module.parameters()] for module in modules]
-    means = [
-        [torch.zeros_like(one) if grad is None else grad / len(batches) for one, grad in some]
-        for some in every
-    ]
+    count = len(batches)
+    means = [[torch.zeros_like(p) if grad is None else grad / count for p, grad in some] for some in every]
     return outputs, slopes, means
+
+
+def added(means, others):
+    return [list(map(torch.add, *both)) for both in zip(means, others, strict=True)]
 
 
 def check_tensor(what, came, expected, **more):
@@ -303,7 +299,7 @@ def test_2a_the_shard_is_a_leaf(world_size):
         require(came["sent"] == 0, words, "nothing sent")
 
 
-ONE = 4 * sum(torch.Size(shape).numel() for shape in shapes_of(LARGE).values())  # bytes of a large unit
+ONE = 4 * sum(shape.numel() for shape in shapes_of(LARGE).values())  # bytes of a large unit
 
 
 def megabytes(value):
@@ -365,7 +361,7 @@ def check_pass(units, ranks, number, expected, sums=None):
             shard = shards_of((sums or means)[place], len(ranks))[rank]
             what = f"the gradient of the shard of {words} {where}"
             check_tensor(what, one["shards"][place], shard, relative=5e-5)
-        if slopes is not None:
+        if slopes[rank] is not None:
             check_tensor(f"the gradient of the images {where}", one["images"], slopes[rank], relative=5e-5)
         words = f"the caller's images {where} have other numbers, or require a gradient"
         require(one["left alone"], f"{words}: your code has changed the caller's tensor", "unchanged images")
@@ -380,9 +376,8 @@ def test_3b_the_mean_gradient(world_size, leaf):
     units = [unit_of(3, 4), unit_of(4, 3, 2)]
     others, shards = other_shards(units, world_size)
     batches = [batch_of(units, rank + 2, leaf, (2,) * leaf) for rank in range(world_size)]
-    outputs, slopes, means = right(others, batches)
     ranks = use_on_each(units, shards=shards, passes=[[batch] for batch in batches])
-    check_pass(units, ranks, 0, (outputs, slopes if leaf else None, means))
+    check_pass(units, ranks, 0, right(others, batches))
 
 
 def test_3c_gradients_add_up():
@@ -392,27 +387,21 @@ def test_3c_gradients_add_up():
     units = [unit_of(4, 4, 4, 4), unit_of(4, 4, 3)]
     skips = [[some, [0]] for some in ([0, 1, 2], [1], [])]
     more = (0, 1, 2, 2)  # images; the last two passes must be alike, or a mistake there is an error of shapes
-    passes = [[batch_of(units, rank + 1 + one) for rank in range(3)] for one in more]
+    passes = [[batch_of(units, rank + 1 + n) | {"skips": skips[rank]} for rank in range(3)] for n in more]
     each = list(zip(*passes, strict=True))
     ranks = use_on_each(
         units, skips=skips, passes=[one[:2] for one in each], together=[one[2:] for one in each]
     )
-    sums, last = None, []
-    for number, batches in enumerate(passes):
-        skipping = [batch | {"skips": skip} for batch, skip in zip(batches, skips, strict=True)]
-        outputs, _, means = right(units, skipping)
-        sums = [list(map(torch.add, *both)) for both in zip(sums, means, strict=True)] if sums else means
-        last = [*last[-1:], means]
-        if number < 2:
-            check_pass(units, ranks, number, (outputs, None, means), sums)
+    first, second, *last = (right(units, batches) for batches in passes)
+    check_pass(units, ranks, 0, first)
+    check_pass(units, ranks, 1, second, added(first[2], second[2]))
+    both = added(*(means for _, _, means in last))
     for rank, came in enumerate(ranks):
         for place, (words, _) in enumerate(numbered(units)):
-            what = f"the gradient of the shard of {words} on rank {rank} after 2 forward, then 2 backward"
-            check_tensor(what, came["together"][place], shards_of(sums[place], 3)[rank], relative=5e-5)
-            what = f"the gradient that a hook of the shard of {words} is given on rank {rank}"
-            two = list(map(torch.add, *(means[place] for means in last)))
             got = [slope for slope in came["hooked"][place] if slope is not None]
-            check_tensor(what, sum(got) if got else None, shards_of(two, 3)[rank], relative=5e-5)
+            what = f"the gradient that a hook of the shard of {words} is given on rank {rank}"
+            what, shard = f"{what} after 2 forward, then 2 backward", shards_of(both[place], 3)[rank]
+            check_tensor(what, sum(got) if got else None, shard, relative=5e-5)
 
 
 def test_3d_gathered_before_use_and_freed_after_it():
@@ -459,8 +448,11 @@ def test_4a_weights_travel_and_compute_in_bfloat16():
     """3 processes, a bfloat16 unit with weights that bfloat16 cannot hold exactly; one pass; bytes of all
     calls of torch.distributed"""
     unit, rounded = low_unit(3, 4)
-    batches = [{"images": whole_numbers(1, 5, 1, 3), "slope": whole_numbers(1, 3, 1, 4)} for _ in range(3)]
-    ranks = use_on_each([unit], low=[True] * 3, passes=[[batch | {"leaf": True}] for batch in batches])
+    batches = [
+        {"images": whole_numbers(1, 5, 1, 3), "slope": whole_numbers(1, 3, 1, 4), "leaf": True}
+        for _ in range(3)
+    ]
+    ranks = use_on_each([unit], low=[True] * 3, passes=[[batch] for batch in batches])
     for rank, came in enumerate(ranks):
         what = f"the shard on rank {rank}, of a unit in bfloat16"
         check_tensor(what, came["shards"][0], shards_of(unit["state"].values(), 3)[rank], relative=1e-6)
