@@ -31,19 +31,6 @@ def one_message_each():
                 for parameter, part in zip(shard, parts, strict=True):
                     parameter.copy_(part.clone().view(parameter.dtype).view_as(parameter))
 
-        def state_dict(self):
-            """Parameter after parameter: the owner tells rank 0."""
-            state, numbers = {}, {parameter: number for number, parameter in enumerate(self.owners)}
-            for parameter, owner in self.owners.items():
-                box = [self.own.state.get(parameter) if owner == dist.get_rank() else None]
-                dist.broadcast_object_list(box, src=owner)
-                if box[0]:
-                    state[numbers[parameter]] = box[0]
-            groups = [
-                group | {"params": [numbers[p] for p in group["params"]]} for group in self.param_groups
-            ]
-            return {"state": state, "param_groups": groups} if dist.get_rank() == 0 else None
-
 
 def hidden_gradients():
     """One optimizer for all parameters that sees its own gradients only and forgets."""

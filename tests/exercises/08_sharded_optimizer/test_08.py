@@ -190,7 +190,7 @@ def unsharded(body, given):
     return body(REFERENCE, None, double(given))
 
 
-def in_float64(given, numbers):
+def make_float64(given, numbers):
     """Make these parameters float64, with digits that float32 has not."""
     for number in numbers:
         for tensors in (given["weights"], *given["gradients"]):
@@ -264,21 +264,18 @@ def check_groups(what, came, expected):
 
 
 ONE = [
-    (2, "SGD", {"lr": 0.1, "momentum": 0.9}),
-    (3, "Adam", {"lr": 0.05}),
-    (4, "AdamW", {"lr": 0.05, "weight_decay": 0.1}),
-    (1, "Adam", {"lr": 0.05}),
+    (2, "SGD", {"lr": 0.1, "momentum": 0.9}, False),
+    (3, "Adam", {"lr": 0.05}, False),
+    (4, "AdamW", {"lr": 0.05, "weight_decay": 0.1}, True),
+    (1, "Adam", {"lr": 0.05}, False),
 ]
 
 
-@pytest.mark.parametrize(("world_size", "name", "options"), ONE)
-def test_3a_weights_of_one_optimizer(world_size, name, options):
-    is_double = name == "AdamW"
-    steps = f"3 steps of {name} with {options}"
-    tried(f"{world_size} processes, {steps}, the same gradients on all ranks{', in float64' * is_double}")
-    given = drawn(optimizer=name, options=options)
-    if is_double:
-        in_float64(given, range(len(SHAPES)))
+@pytest.mark.parametrize(("world_size", "optimizer", "options", "in_float64"), ONE)
+def test_3a_weights_of_one_optimizer(world_size, optimizer, options, in_float64):
+    """3 steps, the same gradients on all ranks"""
+    given = drawn(optimizer=optimizer, options=options)
+    make_float64(given, range(len(SHAPES) * in_float64))
     check_train(given, world_size)
 
 
@@ -346,20 +343,20 @@ def test_3b_each_rank_keeps_its_shard_only(optimizer):
 def test_3c_both_dtypes():
     """2 processes, 3 steps of Adam; every second parameter is in float64"""
     given = drawn(optimizer="Adam", options={"lr": 0.05})
-    in_float64(given, range(1, len(SHAPES), 2))
+    make_float64(given, range(1, len(SHAPES), 2))
     check_train(given, 2)
 
 
-@pytest.mark.parametrize(("world_size", "mixed"), [(2, True), (4, False)])
-def test_3c_nothing_unnecessary_is_sent(world_size, mixed):
-    kinds = "6 large ones in float32 and 6 small ones in float64" if mixed else "one of them large"
-    tried(
-        f"{world_size} processes, 2 steps of Adam with 12 parameters, {kinds}; bytes of all calls of"
-        " torch.distributed"
-    )
-    sizes = [[random.randint(5, 7), ("float32", "float64")[mixed and n % 2]] for n in range(12)]
-    for one in sizes[:: 2 if mixed else 12]:
-        one[0] = random.randint(25, 34) if mixed else 225
+MIXED = [(2, "6 large ones in float32 and 6 small ones in float64"), (4, "one of them large")]
+
+
+@pytest.mark.parametrize(("world_size", "parameters"), MIXED)
+def test_3c_nothing_unnecessary_is_sent(world_size, parameters):
+    """2 steps of Adam with 12 parameters; bytes of all calls of torch.distributed"""
+    sizes = [[random.randint(5, 7), "float32"] for _ in range(12)]
+    for one, other in zip(sizes[::2], sizes[1::2], strict=True) if world_size == 2 else ():
+        one[0], other[1] = random.randint(25, 34), "float64"
+    sizes[0][0] *= 1 if world_size == 2 else 40
     given = {"optimizer": "Adam", "options": {}, "sizes": sizes}
     ranks = run(large, [given] * world_size)
     total = sum(rows * 1024 * (8 if dtype == "float64" else 4) for rows, dtype in sizes)
@@ -372,20 +369,18 @@ def test_3c_nothing_unnecessary_is_sent(world_size, mixed):
 
 
 CLASSES = [
-    (2, "AdamW", {"lr": 0.05}, {"lr": 0.01, "weight_decay": 0.3, "betas": [0.8, 0.9]}),
-    (4, "RMSprop", {"lr": 0.01, "centered": True}, {"alpha": 0.9, "weight_decay": 0.2}),
-    (2, "Adagrad", {"lr": 0.1}, {"lr": 0.3, "lr_decay": 0.1}),
+    (2, "AdamW", {"lr": 0.05}, {"lr": 0.01, "weight_decay": 0.3, "betas": [0.8, 0.9]}, False),
+    (4, "RMSprop", {"lr": 0.01, "centered": True}, {"alpha": 0.9, "weight_decay": 0.2}, True),
+    (2, "Adagrad", {"lr": 0.1}, {"lr": 0.3, "lr_decay": 0.1}, False),
 ]
 
 
-@pytest.mark.parametrize(("world_size", "name", "options", "own"), CLASSES)
-def test_3d_any_class_any_groups(world_size, name, options, own):
-    columns = name == "RMSprop"
-    by_columns = "; matrices are stored by columns" * columns
-    tried(
-        f"{world_size} processes, 3 steps of {name} with {options}; one of two groups with {own}{by_columns}"
-    )
-    check_train(drawn(optimizer=name, options=options, groups=grouped(**own), columns=columns), world_size)
+@pytest.mark.parametrize(("world_size", "optimizer", "options", "own_options", "stored_by_columns"), CLASSES)
+def test_3d_any_class_any_groups(world_size, optimizer, options, own_options, stored_by_columns):
+    """3 steps; one of two groups has its own options"""
+    groups = grouped(**own_options)
+    given = drawn(optimizer=optimizer, options=options, groups=groups, columns=stored_by_columns)
+    check_train(given, world_size)
 
 
 def test_3d_a_group_for_each_parameter():
@@ -458,13 +453,10 @@ def check_saved(given, world_size):
 BOTH = [(3, "Adam", {"lr": 0.05}), (2, "SGD", {"lr": 0.1, "momentum": 0.9})]
 
 
-@pytest.mark.parametrize(("world_size", "name", "options"), BOTH)
-def test_4a_rank_0_gets_the_whole_state(world_size, name, options):
-    tried(
-        f"{world_size} processes, state_dict() after step 1 and step 2 of {name} with a learning-rate"
-        " scheduler; parameter 6 never has a gradient"
-    )
-    given = drawn(steps=2, optimizer=name, options=options, groups=grouped(lr=0.03), gamma=0.6)
+@pytest.mark.parametrize(("world_size", "optimizer", "options"), BOTH)
+def test_4a_rank_0_gets_the_whole_state(world_size, optimizer, options):
+    """state_dict() after each of 2 steps with a learning-rate scheduler; parameter 6 never has a gradient"""
+    given = drawn(steps=2, optimizer=optimizer, options=options, groups=grouped(lr=0.03), gamma=0.6)
     for gradients in given["gradients"]:
         gradients[6] = None
     check_saved(given, world_size)
@@ -480,13 +472,12 @@ def test_4a_and_keeps_its_shard_only():
     check_shard(3, 6, saves=True)
 
 
-@pytest.mark.parametrize(("world_size", "name", "options"), BOTH)
-def test_4b_and_continues_from_it(world_size, name, options):
-    tried(
-        f"{world_size} processes take a step of {name}, then load the state of one optimizer whose options"
-        " were changed (lr of a group is now a tensor), and go on with a learning-rate scheduler"
-    )
-    about = {"optimizer": name, "options": options, "groups": grouped(lr=0.03), "whole": True, "gamma": 0.6}
+@pytest.mark.parametrize(("world_size", "optimizer", "options"), BOTH)
+def test_4b_and_continues_from_it(world_size, optimizer, options):
+    """A step; then the ranks load the state of one optimizer whose options were changed (lr of a group is now
+    a tensor), and go on with a learning-rate scheduler"""
+    about = {"optimizer": optimizer, "options": options, "groups": grouped(lr=0.03)}
+    about |= {"whole": True, "gamma": 0.6}
     given = drawn(steps=2, changes=[[1, 0, "lr", 0.2], [1, 1, "weight_decay", 0.4]], **about)
     given["gradients"][0][5] = given["gradients"][1][5] = None
     one = unsharded(train, given)

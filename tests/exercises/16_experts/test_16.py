@@ -71,9 +71,8 @@ def dispatch(student, me, cases):
     found = []
     for case in cases:
         words = by_columns(case["x"]).requires_grad_(), case["tokens"], case["experts"], case["number"]
-        came = student.dispatch(*words)
-        arrived = came[0] if isinstance(came, list | tuple) and len(came) == 2 else None
-        found.append({"arrived": arrived, "kind": type(arrived).__name__})
+        arrived, _ = student.dispatch(*words)
+        found.append(arrived)
     return found
 
 
@@ -274,10 +273,6 @@ def near(got, value):
     return is_alike and torch.allclose(got.double(), value, rtol=0, atol=2e-5 * max(most, 0.05))
 
 
-def in_turn(counts):
-    return " and ".join(map(str, counts))
-
-
 # ---- 16.1
 
 
@@ -358,8 +353,6 @@ def test_1c_capacity():
 
 def balances(counts, number, top_k):
     """Logits, which experts are chosen, and what came of them on each rank."""
-    processes = f"{so_many(len(counts), 'process')} with {in_turn(counts)} tokens"
-    tried(f"{processes}, {number} experts, top_k {top_k}{' (float64)' * (top_k == 2)}")
     dtype = torch.float64 if top_k == 2 else torch.float32
     logits = [distinct(count, number).to(dtype) for count in counts]
     # Not those of the logits: what is asked for is what is done with them.
@@ -389,9 +382,10 @@ def wrong_parts(rank, logits, chosen):
 BALANCES = [((5, 8, 3), 4, 1), ((6, 0), 3, 2), ((7,), 5, 2), ((12000, 11000), 8, 1)]
 
 
-@pytest.mark.parametrize(("counts", "number", "top_k"), BALANCES)
-def test_2a_parts_of_the_balancing_loss(counts, number, top_k):
-    logits, chosen, ranks = balances(counts, number, top_k)
+@pytest.mark.parametrize(("tokens_of_each_process", "experts", "top_k"), BALANCES)
+def test_2a_parts_of_the_balancing_loss(tokens_of_each_process, experts, top_k):
+    """With top_k 2 in float64"""
+    logits, chosen, ranks = balances(tokens_of_each_process, experts, top_k)
     for rank, came in enumerate(ranks):
         what, got = f"the part of the balancing loss on rank {rank}", came["part"]
         part = part_of(rank, logits, chosen)
@@ -400,15 +394,16 @@ def test_2a_parts_of_the_balancing_loss(counts, number, top_k):
         close(what, got, part, 1e-10 if top_k == 2 else 2e-5, dtype=logits[0].dtype)
     # No process has told another one its logits, or which token has chosen what. A call for each expert's
     # count is enough for all, and which expert each token has chosen would be more, a byte each.
-    for rank, other in permutations(range(len(counts)), 2):
-        sent, most = ranks[rank]["sent"][other], (number + 2) * 1000
+    for rank, other in permutations(range(len(ranks)), 2):
+        sent, most = ranks[rank]["sent"][other], (experts + 2) * 1000
         came = f"rank {rank} sent {sent:.0f} bytes to rank {other}"
         require(sent <= most, came, f"at most {most}, however many tokens there are: only counts")
 
 
-@pytest.mark.parametrize(("counts", "number", "top_k"), BALANCES[:2])
-def test_2b_gradient_of_the_balancing_loss(counts, number, top_k):
-    logits, chosen, ranks = balances(counts, number, top_k)
+@pytest.mark.parametrize(("tokens_of_each_process", "experts", "top_k"), BALANCES[:2])
+def test_2b_gradient_of_the_balancing_loss(tokens_of_each_process, experts, top_k):
+    """With top_k 2 in float64"""
+    logits, chosen, ranks = balances(tokens_of_each_process, experts, top_k)
     xs = leaves(logits)
     for rank, came in enumerate(ranks):
         part_of(rank, xs, chosen).backward()
@@ -450,7 +445,7 @@ class Journey:
         self.matrices = [{k: v.to(kind) for k, v in one.items()} for one in experts_of(number, width, 3, out)]
         choices = so_many(sum(map(len, self.pairs)), "choice")
         self.words = (
-            f"{so_many(self.world_size, 'process')} with {in_turn(counts)} tokens of {width} numbers"
+            f"{so_many(self.world_size, 'process')} with {' and '.join(map(str, counts))} tokens of {width} numbers"
             f" (float{'64, stored by columns' if is_double else 32}), {number} experts, {choices}; {words}"
         )
 
@@ -510,17 +505,15 @@ def each_of(group, body, backward=False):
 def test_3a_each_row_arrives_at_its_expert(group):
     for one, ranks in each_of(group, dispatch):
         for rank, came in enumerate(ranks):
-            compare_arrived(one, rank, **came)
+            compare_arrived(one, rank, came)
 
 
-def compare_arrived(one, rank, arrived, kind):
-    experts = own(range(one.number), rank, one.world_size)
-    a_list = kind in ("list", "tuple")
-    require(
-        a_list and len(arrived) == len(experts),
-        f"on rank {rank}, arrived is a {kind}" + (f" of {so_many(len(arrived), 'thing')}" if a_list else ""),
-        f"a list with {so_many(len(experts), 'tensor')}: one for each expert of this process",
-    )
+def compare_arrived(one, rank, arrived):
+    experts, is_list = own(range(one.number), rank, one.world_size), isinstance(arrived, list)
+    kind = f"list of {so_many(len(arrived), 'thing')}" if is_list else type(arrived).__name__
+    wanted = f"a list with {so_many(len(experts), 'tensor')}: one for each expert of this process"
+    is_right = is_list and len(arrived) == len(experts)
+    require(is_right, f"on rank {rank}, arrived is a {kind}", wanted)
     for place, (expert, got) in enumerate(zip(experts, arrived, strict=True)):
         what, right = f"for expert {expert} (arrived[{place}] on rank {rank})", one.rows(expert)
         is_rows = torch.is_tensor(got) and got.ndim == 2
@@ -612,19 +605,17 @@ def clear_rows(count, router, top_k):
 LAYERS = [((5, 6), 4, 1, None, 4), ((2, 0, 3), 12, 2, None, 7), ((8, 9), 2, 1, 3, 3)]
 
 
-@pytest.mark.parametrize(("counts", "number", "top_k", "limit", "out"), LAYERS)
-def test_4a_the_layer(counts, number, top_k, limit, out):
-    given, in_place = layer_of(4, 6, number, top_k, limit, out), out > 4
-    given["experts"] = [one | {"in_place": in_place} for one in given["experts"]]
-    xs = [clear_rows(count, given["router"], top_k) for count in counts]
-    tried(
-        f"{len(counts)} processes with {in_turn(counts)} tokens of 4 numbers,"
-        f" Mixture of {number} experts, top_k {top_k}, capacity {limit}, answers of {out} numbers"
-        f"{' (in evaluation mode)' * (limit is not None)}"
-        f"{'; the experts begin with nn.ReLU(inplace=True)' * in_place}"
-    )
-    jobs = [{"layer": own_layer(given, rank, len(counts)), "x": x} for rank, x in enumerate(xs)]
-    ranks = run(layer, [job | {"evaluation": limit is not None} for job in jobs])
+NAMES = ("tokens_of_each_process", "experts", "top_k", "capacity", "width_of_answers")
+
+
+@pytest.mark.parametrize(NAMES, LAYERS)
+def test_4a_the_layer(tokens_of_each_process, experts, top_k, capacity, width_of_answers):
+    """Tokens of 4 numbers; with a capacity in evaluation mode; 12 experts begin with nn.ReLU(inplace=True)"""
+    given = layer_of(4, 6, experts, top_k, capacity, width_of_answers)
+    given["experts"] = [one | {"in_place": experts == 12} for one in given["experts"]]
+    xs = [clear_rows(count, given["router"], top_k) for count in tokens_of_each_process]
+    jobs = [{"layer": own_layer(given, rank, len(xs)), "x": x} for rank, x in enumerate(xs)]
+    ranks = run(layer, [job | {"evaluation": capacity is not None} for job in jobs])
     with torch.no_grad():
         whole, xs = mixture_of(REFERENCE, double(given)), double(xs)
         outputs, logits = [whole(x)[0] for x in xs], [whole.router(x) for x in xs]
@@ -635,10 +626,6 @@ def test_4a_the_layer(counts, number, top_k, limit, out):
         require(is_pair, f"a Mixture returned {things}", "(output, balancing loss)")
         close(f"the output on rank {rank}", came[0], outputs[rank])
         close(f"the part of the balancing loss on rank {rank}", came[1], part_of(rank, logits, chosen))
-
-
-# A process may have few tokens, or none.
-SPLITS = {1: (24,), 2: (15, 9), 3: (11, 0, 13), 4: (6, 9, 2, 7)}
 
 
 def training():
@@ -666,22 +653,20 @@ def whole_name(name, rank, local):
     )
 
 
-@pytest.mark.parametrize("world_size", SPLITS)
-def test_4b_one_curve(world_size):
-    given, sizes, local = training(), SPLITS[world_size], 12 // world_size
+@pytest.mark.parametrize("tokens_of_each_process", [(24,), (15, 9), (11, 0, 13), (6, 9, 2, 7)])
+def test_4b_one_curve(tokens_of_each_process):
+    """3 steps of a model with two Mixtures of 12 experts, top_k 1 and 2, in float64; in the next step, each
+    process has as many tokens as the next process had before"""
+    given, world_size = training(), len(tokens_of_each_process)
     one = train(REFERENCE, None, double(given))
     gradients = {
         name: torch.zeros_like(one["weights"][name]) if its is None else its
         for name, its in one["gradients"].items()
     }
-    tried(
-        f"{so_many(world_size, 'process')} with {in_turn(sizes)} tokens (in the next step, those of the next"
-        " process), 3 steps of a model with two Mixtures of 12 experts, top_k 1 and 2 (float64)"
-    )
-    jobs = [own_training(given, rank, sizes) for rank in range(world_size)]
+    jobs = [own_training(given, rank, tokens_of_each_process) for rank in range(world_size)]
     ranks = run(train, jobs)
     names = [
-        (rank, mine, whole_name(mine, rank, local))
+        (rank, mine, whole_name(mine, rank, 12 // world_size))
         for rank, job in enumerate(jobs)
         for mine, _ in Model(REFERENCE, job["model"]).named_parameters()
     ]
