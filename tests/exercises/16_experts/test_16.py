@@ -443,11 +443,11 @@ class Journey:
         each = zip(logits, self.pairs, strict=True)
         self.weights = [softmax(one)[two(pairs)].to(kind) for one, pairs in each]
         self.matrices = [{k: v.to(kind) for k, v in one.items()} for one in experts_of(number, width, 3, out)]
-        choices = so_many(sum(map(len, self.pairs)), "choice")
+        stored = "float64, stored by columns" if is_double else "float32"
         self.words = (
-            f"{so_many(self.world_size, 'process')} with {' and '.join(map(str, counts))} tokens of {width} numbers"
-            f" (float{'64, stored by columns' if is_double else 32}), {number} experts, {choices}; {words}"
+            f"tokens of each process {counts}, each of {width} numbers in {stored}; {number} experts, "
         )
+        self.words += f"{so_many(sum(map(len, self.pairs)), 'choice')}; {words}"
 
     def case(self, rank, backward):
         tokens, experts = two(self.pairs[rank])
