@@ -427,7 +427,7 @@ def test_3g_options_changed_by_hand():
 def test_3g_options_changed_by_a_scheduler():
     changes = [[2, 0, "betas", [0.3, 0.6]], [3, 0, "maximize", True]]
     tried(f"3 processes, 4 steps of Adam with a learning-rate scheduler (ExponentialLR); {by_hand(changes)}")
-    check_train(drawn(steps=4, optimizer="Adam", options={}, gamma=0.5, changes=changes), 3)
+    check_train(drawn(steps=4, optimizer="Adam", options={"lr": 0.1}, gamma=0.5, changes=changes), 3)
 
 
 def check_saved(given, world_size):
