@@ -347,16 +347,17 @@ def test_3c_both_dtypes():
     check_train(given, 2)
 
 
-MIXED = [(2, "6 large ones in float32 and 6 small ones in float64"), (4, "one of them large")]
+# Rows and dtype of each parameter.
+SIZES = {
+    "6 large ones in float32 and 6 small ones in float64": [[30, "float32"], [6, "float64"]] * 6,
+    "one of them large": [[225, "float32"], *[[6, "float32"]] * 11],
+}
 
 
-@pytest.mark.parametrize(("world_size", "parameters"), MIXED)
+@pytest.mark.parametrize(("world_size", "parameters"), zip((2, 4), SIZES, strict=True))
 def test_3c_nothing_unnecessary_is_sent(world_size, parameters):
     """2 steps of Adam with 12 parameters; bytes of all calls of torch.distributed"""
-    sizes = [[random.randint(5, 7), "float32"] for _ in range(12)]
-    for one, other in zip(sizes[::2], sizes[1::2], strict=True) if world_size == 2 else ():
-        one[0], other[1] = random.randint(25, 34), "float64"
-    sizes[0][0] *= 1 if world_size == 2 else 40
+    sizes = SIZES[parameters]
     given = {"optimizer": "Adam", "options": {}, "sizes": sizes}
     ranks = run(large, [given] * world_size)
     total = sum(rows * 1024 * (8 if dtype == "float64" else 4) for rows, dtype in sizes)
