@@ -16,32 +16,13 @@ def one_message_each():
             held[owners[-1]] += size
         return owners
 
-    class ShardedOptimizer(torch.optim.Optimizer):
-        def __init__(self, parameters, optimizer_class, **defaults):
-            # A meta optimizer knows the defaults of the class, and costs nothing.
-            model = optimizer_class([torch.nn.Parameter(torch.empty(1, device="meta"))], **defaults)
-            super().__init__(parameters, model.defaults)
-            everything = [p for group in self.param_groups for p in group["params"]]
-            world_size = dist.get_world_size()
-            owners = deal([p.numel() for p in everything], world_size)
-            self.number = {p: number for number, p in enumerate(everything)}
-            self.shard = [
-                [p for p, o in zip(everything, owners, strict=True) if o == r] for r in range(world_size)
-            ]
-            own = set(self.shard[dist.get_rank()])
-            groups = [
-                {**group, "params": [p for p in group["params"] if p in own]} for group in self.param_groups
-            ]
-            self.own = optimizer_class(groups, **defaults)
-
+    class ShardedOptimizer:
         @torch.no_grad()
         def step(self):
-            for group, own in zip(self.param_groups, self.own.param_groups, strict=True):
-                for name in group:
-                    if name != "params":
-                        own[name] = group[name]
+            copy_options(self.param_groups, self.own.param_groups)
             self.own.step()
-            for owner, shard in enumerate(self.shard):
+            for owner in range(dist.get_world_size()):
+                shard = [parameter for parameter, its in self.owners.items() if its == owner]
                 parts = [parameter.flatten().view(torch.uint8) for parameter in shard]
                 if parts:
                     whole = torch.cat(parts)
@@ -49,29 +30,6 @@ def one_message_each():
                     parts = whole.split([len(part) for part in parts])
                 for parameter, part in zip(shard, parts, strict=True):
                     parameter.copy_(part.clone().view(parameter.dtype).view_as(parameter))
-
-        def state_dict(self):
-            """Parameter after parameter: the owner tells rank 0."""
-            state = {}
-            for owner, shard in enumerate(self.shard):
-                for parameter in shard:
-                    box = [self.own.state.get(parameter) if owner == dist.get_rank() else None]
-                    dist.broadcast_object_list(box, src=owner)
-                    if box[0]:
-                        state[self.number[parameter]] = box[0]
-            groups = [
-                group | {"params": [self.number[p] for p in group["params"]]} for group in self.param_groups
-            ]
-            return {"state": state, "param_groups": groups} if dist.get_rank() == 0 else None
-
-        def load_state_dict(self, whole):
-            for group, saved in zip(self.param_groups, copy.deepcopy(whole["param_groups"]), strict=True):
-                group.update({name: value for name, value in saved.items() if name != "params"})
-            mine = [p for group in self.own.param_groups for p in group["params"]]
-            old = self.own.state_dict()
-            numbers = {place: self.number[p] for place, p in enumerate(mine)}
-            old["state"] = {place: whole["state"][n] for place, n in numbers.items() if n in whole["state"]}
-            self.own.load_state_dict(copy.deepcopy(old))
 
 
 def hidden_gradients():

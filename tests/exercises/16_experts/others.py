@@ -11,29 +11,25 @@ def own_messages():
 
     def route(logits, top_k, capacity):
         number = logits.shape[1]
-        places = torch.arange(number).expand_as(logits)
-        # By number first, then by logit: two stable sorts, the last one counts most.
-        chosen = places.gather(1, (-logits.detach()).sort(dim=1, stable=True).indices)[:, :top_k]
-        tokens, experts = [], []
-        for expert in range(number):
-            mine = torch.cat([(chosen[:, place] == expert).nonzero()[:, 0] for place in range(top_k)])
-            tokens.append(mine if capacity is None else mine[:capacity])
-            experts.append(torch.full_like(tokens[-1], expert))
-        tokens, experts = torch.cat(tokens), torch.cat(experts)
+        chosen = (-logits.detach()).sort(dim=1, stable=True).indices[:, :top_k]
+        queues = [
+            torch.cat([(choice == expert).nonzero()[:, 0] for choice in chosen.T])[:capacity]
+            for expert in range(number)
+        ]
+        tokens, lengths = torch.cat(queues), torch.tensor([len(queue) for queue in queues])
+        experts = torch.arange(number).repeat_interleave(lengths)
         scores = (logits - logits.logsumexp(dim=1, keepdim=True)).exp()
         return tokens, experts, scores[tokens, experts]
 
     def messages(parts, shapes):
         """The part for each process goes there, and one of a given shape comes from each."""
-        rank, came = dist.get_rank(), [parts[0].new_empty(shape) for shape in shapes]
+        rank, came, works = dist.get_rank(), [parts[0].new_empty(shape) for shape in shapes], []
+        parts = [part.contiguous() for part in parts]
         came[rank].copy_(parts[rank])
-        works, kept = [], [part.contiguous() for part in parts]
-        for process, (part, room) in enumerate(zip(kept, came, strict=True)):
-            if process == rank:
-                continue
-            if room.numel():
+        for process, (part, room) in enumerate(zip(parts, came, strict=True)):
+            if room.numel() and process != rank:
                 works.append(dist.irecv(room, process))
-            if part.numel():
+            if part.numel() and process != rank:
                 works.append(dist.isend(part, process))
         for work in works:
             work.wait()
@@ -58,11 +54,8 @@ def own_messages():
         there = torch.stack(messages(counts, [(local,)] * world_size))
         sent, received = [int(one.sum()) for one in counts], there.sum(dim=1).tolist()
         rows = Travel.apply(x[tokens], sent, received)
-        starts = (there.flatten().cumsum(0) - there.flatten()).view_as(there)
-        order = [
-            torch.cat([torch.arange(starts[p, e], starts[p, e] + there[p, e]) for p in range(world_size)])
-            for e in range(local)
-        ]
+        own = torch.arange(local).repeat(world_size).repeat_interleave(there.flatten())
+        order = [(own == expert).nonzero()[:, 0] for expert in range(local)]
         return [rows[one] for one in order], (torch.cat(order), sent, received, tokens, x)
 
     def combine(answers, plan, weights):
