@@ -3,7 +3,6 @@
 import heapq
 
 import torch
-import torch.distributed as dist
 from torch.distributed import P2POp, batch_isend_irecv, get_rank, get_world_size, irecv, isend
 
 
@@ -41,110 +40,85 @@ def event_queue():
             raise ValueError("stuck")
         return lines
 
-    class Runner:
-        def __init__(self, module, inputs, targets, loss_function, shape, count):
-            self.rank, self.count, self.shape = get_rank(), count, shape
-            self.last = self.rank == get_world_size() - 1
-            self.module, self.inputs, self.targets, self.loss_function = (
-                module,
-                inputs,
-                targets,
-                loss_function,
-            )
-            self.graphs, self.flying, self.loss = {}, [], 0.0 if self.last else None
+    def run(schedule, module, inputs, targets, loss_function, shape):
+        rank, last = get_rank(), get_world_size() - 1
+        held, sent_back, mean = {}, [], 0.0
 
-        def talk(self, call, tensor, other):
+        def begin(call, tensor, other):
             return batch_isend_irecv([P2POp(call, tensor, other)])
 
-        def receive(self, like, other):
-            for work in self.talk(irecv, like, other):
+        def received(tensor, other):
+            for work in begin(irecv, tensor, other):
                 work.wait()
-            return like
+            return tensor
 
-        def forward(self, number):
-            if self.rank > 0:
-                received = self.receive(torch.empty(*self.shape), self.rank - 1)
-                output = self.module(received.requires_grad_()).contiguous()
+        def forward(number):
+            nonlocal mean
+            data = inputs[number] if rank == 0 else received(torch.empty(*shape), rank - 1).requires_grad_()
+            output, sends = module(data).contiguous(), []
+            if rank == last:
+                output = loss_function(output, targets[number]) / (len(schedule) // 2)
+                mean += output.item()
             else:
-                received, output = None, self.module(self.inputs[number]).contiguous()
-            if self.last:
-                output = self.loss_function(output, self.targets[number]) / self.count
-                self.loss += output.item()
-            sends = [] if self.last else self.talk(isend, output.detach(), self.rank + 1)
-            self.graphs[number] = output, received, sends
+                sends = begin(isend, output.detach(), rank + 1)
+            held[number] = data, output, sends
 
-        def backward(self, number):
-            output, received, sends = self.graphs.pop(number)
-            if self.last:
-                output.backward()
-            else:
-                torch.autograd.backward([output], [self.receive(torch.empty_like(output), self.rank + 1)])
+        def backward(number):
+            data, output, sends = held.pop(number)
+            above = None if rank == last else received(torch.empty_like(output), rank + 1)
+            torch.autograd.backward([output], [above])
             for work in sends:
                 work.wait()
-            if received is not None:
-                self.flying += self.talk(isend, received.grad, self.rank - 1)
+            if rank > 0:
+                sent_back.extend(begin(isend, data.grad, rank - 1))
 
-    def run(schedule, module, inputs, targets, loss_function, shape):
-        runner = Runner(module, inputs, targets, loss_function, shape, len(schedule) // 2)
         for action, number in schedule:
-            getattr(runner, action)(number)
-        for work in runner.flying:
+            {"forward": forward, "backward": backward}[action](number)
+        for work in sent_back:
             work.wait()
-        return runner.loss
+        return mean if rank == last else None
 
 
 def received_early():
     """Receives begun one message ahead, and gradients taken by torch.autograd.grad."""
 
-    class Incoming:
-        """Receives one message ahead."""
-
-        def __init__(self, source, count, shape):
-            self.source, self.left, self.shape, self.next = source, count, shape, None
-
-        def begin(self):
-            if self.next is None and self.left and self.source is not None:
-                self.left -= 1
-                tensor = torch.empty(self.shape)
-                self.next = tensor, dist.irecv(tensor, self.source)
-
-        def take(self):
-            self.begin()
-            (tensor, work), self.next = self.next, None
-            work.wait()
-            return tensor
+    def incoming(source, count, shape):
+        ahead = []
+        for number in range(count + 1):
+            if number < count:
+                tensor = torch.empty(shape)
+                ahead.append((tensor, irecv(tensor, source)))
+            if number > 0:
+                tensor, work = ahead.pop(0)
+                work.wait()
+                yield tensor
 
     def run(schedule, module, inputs, targets, loss_function, shape):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        first, last = rank == 0, rank == world_size - 1
-        count = len(schedule) // 2
-        outputs = Incoming(None if first else rank - 1, count, shape)
-        gradients = None
-        graphs, sends, mean = {}, [], 0.0
+        rank, last, count = get_rank(), get_world_size() - 1, len(schedule) // 2
+        arriving = incoming(rank - 1, count, shape)
+        gradients, held, sends, mean = None, {}, [], 0.0
         parameters = [one for one in module.parameters() if one.requires_grad]
         for action, number in schedule:
-            outputs.begin()
             if action == "forward":
-                given = inputs[number] if first else outputs.take().requires_grad_(True)
-                result, sent = module(given), None
-                if last:
-                    result = loss_function(result, targets[number]).div(count)
-                    mean += float(result)
+                data = inputs[number] if rank == 0 else next(arriving).requires_grad_()
+                output, sent = module(data), None
+                if rank == last:
+                    output = loss_function(output, targets[number]).div(count)
+                    mean += float(output)
                 else:
-                    sent = dist.isend(result.detach().contiguous(), rank + 1)
-                    gradients = gradients or Incoming(rank + 1, count, tuple(result.shape))
-                graphs[number] = given, result, sent
+                    sent = isend(output.detach().contiguous(), rank + 1)
+                    gradients = gradients or incoming(rank + 1, count, output.shape)
+                held[number] = data, output, sent
                 continue
-            given, result, sent = graphs.pop(number)
-            wanted = parameters if first else [given, *parameters]
-            found = torch.autograd.grad(result, wanted, None if last else gradients.take())
+            data, output, sent = held.pop(number)
+            wanted = parameters if rank == 0 else [*parameters, data]
+            found = torch.autograd.grad(output, wanted, None if rank == last else next(gradients))
             if sent:
                 sent.wait()
-            if not first:
-                sends.append(dist.isend(found[0], rank - 1))
-                found = found[1:]
-            for parameter, gradient in zip(parameters, found, strict=True):
+            if rank > 0:
+                sends.append(isend(found[-1], rank - 1))
+            for parameter, gradient in zip(parameters, found, strict=False):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         for work in sends:
             work.wait()
-        return mean if last else None
+        return mean if rank == last else None
