@@ -1,44 +1,30 @@
 """Other solutions of exercise 10."""
 
-import heapq
+from graphlib import TopologicalSorter
 
 import torch
 from torch.distributed import P2POp, batch_isend_irecv, get_rank, get_world_size, irecv, isend
 
 
-def event_queue():
-    """A queue of events for the timeline, and batch_isend_irecv for the messages."""
+def sorted_by_needs():
+    """A sorted graph for the timeline, and batch_isend_irecv for the messages."""
 
     def timeline(schedules, forward_times, backward_times):
-        stages = len(schedules)
-        lines, busy, over, queue = [[] for _ in schedules], [False] * stages, set(), []
-
-        def start(now):
-            for stage, line in enumerate(lines):
-                if busy[stage] or len(line) == len(schedules[stage]):
-                    continue
-                action, number = schedules[stage][len(line)]
-                if action == "forward":
-                    ready = stage == 0 or (stage - 1, action, number) in over
-                    duration = forward_times[stage]
-                else:
-                    ready = (stage, "forward", number) in over
-                    ready = ready and (stage == stages - 1 or (stage + 1, action, number) in over)
-                    duration = backward_times[stage]
-                if ready:
-                    busy[stage] = True
-                    line.append((now, now + duration))
-                    heapq.heappush(queue, (now + duration, stage, action, number))
-
-        start(0.0)
-        while queue:
-            now, stage, action, number = heapq.heappop(queue)
-            busy[stage] = False
-            over.add((stage, action, number))
-            start(now)
-        if len(over) < sum(len(schedule) for schedule in schedules):
-            raise ValueError("stuck")
-        return lines
+        times, before, lines = {"forward": forward_times, "backward": backward_times}, {}, {}
+        for stage, schedule in enumerate(schedules):
+            for place, (action, number) in enumerate(schedule):
+                needs = [(stage, *schedule[place - 1])] if place else []
+                needs += [(stage, "forward", number)] if action == "backward" else []
+                other = stage - 1 if action == "forward" else stage + 1
+                needs += [(other, action, number)] if other in range(len(schedules)) else []
+                before[stage, action, number] = needs
+        order = [*TopologicalSorter(before).static_order()]  # its CycleError is a ValueError
+        if len(order) > len(before):
+            raise ValueError("an action that never comes")
+        for stage, action, number in order:
+            begin = max([lines[one][1] for one in before[stage, action, number]], default=0.0)
+            lines[stage, action, number] = begin, begin + times[action][stage]
+        return [[lines[stage, *action] for action in schedule] for stage, schedule in enumerate(schedules)]
 
     def run(schedule, module, inputs, targets, loss_function, shape):
         rank, last = get_rank(), get_world_size() - 1
