@@ -10,7 +10,7 @@
 | memory layout | 5a: an output that is a transposed view |
 | missing gradients | 5b: none from before; 5a, 5c, 5d: added to those from before |
 | sizes | 5a: another width on each stage |
-| arguments left alone | 1a to 4b; 5a: a second call with the same ones |
+| arguments left alone | 1a to 4b; 5a: schedules, and a second call |
 | dtypes, micro-batches of different sizes, tied parameters, a second batch | excluded by the docstring |
 | modes, seeds | the functions know none |
 """
@@ -82,6 +82,7 @@ def stage(student, me, given):
     rest = given["images"], given["targets"], nn.functional.mse_loss, shape
     loss = student.run(schedule, module, *rest)
     found = {"loss": loss, "gradient": module.weight.grad, "weight": module.weight, "calls": [*me.calls]}
+    found["schedule"] = [*schedule]
     if given["odd"]:  # a list that the first call has filled may let the second wait forever
         student.run(schedule, Stage(given | {"gradient": None}, me), *rest)
     return found
@@ -364,6 +365,8 @@ def check_run(schedules, rows=6, in_order=True, fresh=False, odd=False, settles=
             )
         is_same = torch.equal(came["weight"], batch.weights[rank])
         require(is_same, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step")
+        is_same = came["schedule"] == batch.schedules[rank]
+        require(is_same, f"run has changed the schedule of rank {rank}", "a list that stays as it was")
         close(what, got, gradient)
         words = f"run returns {came['loss']!r:.80} on rank {rank}"
         if rank < len(ranks) - 1:

@@ -415,14 +415,6 @@ def test_4c_one_curve(world_size):
 
 NO_SECOND = *(name for name in ORDINARY if name != "head.bias"), "blocks.0."
 CUT_OF_SECOND = "blocks.1.up", "blocks.1.down.weight"
-KINDS = {
-    "": "",
-    "renamed": ", of a model whose layers have other names (some begin with those of layers that are cut)",
-    "shared": ", of a model in which two ordinary layers share a weight",
-    "zeros": ", where all gradients are zero",
-    "tiny": ", where all gradients are tiny",
-    "frozen": ", where the head was frozen after backward",
-}
 TIMES = {"zeros": 0, "tiny": 1e-5}
 GROUPS = {
     "the weight of ColumnLinear": ("up.weight",),
@@ -430,6 +422,8 @@ GROUPS = {
     "the weight of RowLinear": ("down.weight",),
     "the bias of RowLinear": ("down.bias",),
     "the ordinary layers": ORDINARY,
+    "the shards": ("up.weight", "up.bias", "down.weight"),
+    "what is the same on all ranks": ("down.bias", *ORDINARY),
 }
 
 
@@ -451,7 +445,7 @@ def check_clip(world_size, cases):
     ranks = run(clip, given)
     for rank, found in enumerate(ranks):
         for number, (came, case) in enumerate(zip(found["cases"], given[rank]["cases"], strict=True)):
-            words = f"on rank {rank} in call {number + 1} of clip_gradients{KINDS[case['kind']]}"
+            words = f"on rank {rank} in call {number + 1} of clip_gradients"
             check_norm(f"the norm {words}", came["norm"], wholes[number], rank, world_size)
             same(f"the type of the norm {words}", came["kind"], "float")
             for name, value in case["gradients"].items():
@@ -482,10 +476,10 @@ def check_norm(what, got, gradients, rank, world_size):
 
 def test_5a_every_number_once():
     """4 processes, a model with two blocks of 7 and 3 neurons; the norm is small enough; call 2 has no
-    gradients in the second block; call 3 has gradients only in the weights and biases that are cut of the
-    second block, so rank 3 has no number to add; in call 4 the layers of the blocks have other names; in
-    call 5 two ordinary layers share a weight; then all gradients are zero or None; in call 8 the head was
-    frozen after backward"""
+    gradients in the second block; in call 3, only what is cut of the second block has gradients, so rank 3
+    has no number to add; in call 4 the layers have other names, some of which begin with those of layers
+    that are cut; in call 5 two ordinary layers share a weight; then all gradients are zero or None; in call
+    8 the head was frozen after backward"""
     cases = [(None, 3.0, ""), (NO_SECOND, 2.0, ""), (CUT_OF_SECOND, 2.0, ""), (None, 1.5, "renamed")]
     cases += [(None, 1.5, "shared"), (None, 1.5, "zeros"), ((), 1.5, ""), (None, 1.5, "frozen")]
     most = 256 * len(cases)
