@@ -3,7 +3,6 @@
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 
 
 def own_backward():
@@ -13,9 +12,6 @@ def own_backward():
         total = tensor.detach().clone().contiguous()
         dist.all_reduce(total)
         return total
-
-    def flat(tensor):
-        return tensor.flatten(0, -2) if tensor.ndim > 1 else tensor[None]
 
     class Layer(torch.autograd.Function):
         """Of columns, the gradients of x are added up; of rows, the outputs."""
@@ -30,8 +26,10 @@ def own_backward():
         @staticmethod
         def backward(context, above):
             x, weight = context.saved_tensors
-            bias, below = flat(above).sum(0) if context.has_bias else None, above @ weight
-            return add_up(below) if context.columns else below, flat(above).T @ flat(x), bias, None
+            below = above @ weight
+            flat, flat_x = (torch.atleast_2d(one).flatten(0, -2) for one in (above, x))
+            bias = flat.sum(0) if context.has_bias else None
+            return add_up(below) if context.columns else below, flat.T @ flat_x, bias, None
 
     class Cut(nn.Module):
         def __init__(self, weight, bias):
@@ -65,7 +63,7 @@ def own_backward():
 
 
 def without_autograd_functions():
-    """A hook for Copy, a detached rest for Sum, and a mark on each parameter that is cut."""
+    """A hook for Copy, and a detached rest for Sum."""
 
     def added_up(tensor):
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -85,41 +83,3 @@ def without_autograd_functions():
         def apply(part):
             total = added_up(part)
             return part + (total - part.detach())
-
-    class Cut(nn.Module):
-        def keep(self, share, is_cut):
-            for name, value, its in zip(("weight", "bias"), share, is_cut, strict=True):
-                parameter = None if value is None else nn.Parameter(value)
-                self.register_parameter(name, parameter)
-                if parameter is not None:
-                    parameter.is_cut = its
-
-    class ColumnLinear(Cut):
-        def __init__(self, weight, bias):
-            super().__init__()
-            self.keep(cut_columns(weight, bias, dist.get_rank(), dist.get_world_size()), (True, True))
-
-        def forward(self, x):
-            return functional.linear(Copy.apply(x), self.weight, self.bias)
-
-    class RowLinear(Cut):
-        def __init__(self, weight, bias):
-            super().__init__()
-            self.keep(cut_rows(weight, bias, dist.get_rank(), dist.get_world_size()), (True, False))
-
-        def forward(self, x):
-            outputs = Sum.apply(functional.linear(x, self.weight))
-            if self.bias is not None:
-                outputs = outputs + self.bias
-            return outputs
-
-    def clip_gradients(model, largest):
-        there = [parameter for parameter in model.parameters() if parameter.grad is not None]
-        cut = [p.grad for p in there if getattr(p, "is_cut", False)]
-        rest = [p.grad for p in there if not getattr(p, "is_cut", False)]
-        square = nn.utils.get_total_norm(cut).square()
-        dist.all_reduce(square)
-        norm = (square + nn.utils.get_total_norm(rest) ** 2).sqrt()
-        for parameter in there:
-            parameter.grad *= (largest / norm).clamp(max=1)
-        return float(norm)
