@@ -32,6 +32,7 @@ from pathlib import Path, PurePosixPath
 from course import Course, refuse
 from grader import batch, ranks, walls
 from grader.exercises import exercise, manifest
+from grader.results import Result
 from grader.settings import HERE, LARGEST_FILE, STARTERS
 from grader.walls import limits
 from grader.wording import report, so_many, visible
@@ -210,17 +211,14 @@ def fingerprint(one, files, seed, level):
 
 
 def untouched_of(one, files):
-    """The checks of an exercise whose files are the starters, as students got them."""
+    """The checks of an exercise whose files are missing, or the starters as students got them."""
 
     def lines(data):
         # Line ends and what an editor strips are no answer. How far a line is indented can be one.
         return [line.rstrip() for line in data.rstrip().splitlines()]
 
-    def is_starter(name):
-        starter = STARTERS / name
-        return name in files and starter.exists() and lines(files[name]) == lines(starter.read_bytes())
-
-    return [entry["id"] for entry in one["check"] if all(map(is_starter, entry.get("files", one["files"])))]
+    own = {name for name in files if lines(files[name]) != lines((STARTERS / name).read_bytes())}
+    return [entry["id"] for entry in one["check"] if own.isdisjoint(entry.get("files", one["files"]))]
 
 
 def grade_into(student, path, out, exercises, seed):
@@ -234,7 +232,6 @@ def grade_into(student, path, out, exercises, seed):
     with contextlib.suppress(OSError, ValueError):
         record = json.loads((folder / "grade.json").read_text())
     todo = [one for one in exercises if record["marks"].get(one["id"]) != marks[one["id"]]]
-    began = time.monotonic()
     results = record["exercises"] | grade_files(files, todo, own_seed)
     broken = [name for name, some in results.items() if any(r["status"] == "infrastructure" for r in some)]
     absent = set(record["absent"]) - set(marks)
@@ -245,7 +242,6 @@ def grade_into(student, path, out, exercises, seed):
         "student": student,
         "seed": own_seed,
         "containment": walls.containment(level),
-        "seconds": round(time.monotonic() - began, 2),
         "infrastructure": bool(broken),
         "trouble": trouble,
         "absent": sorted(absent),
@@ -264,7 +260,7 @@ def grade_into(student, path, out, exercises, seed):
 
 def failed_record(student, trouble):
     trouble = visible(trouble)
-    return {"student": student, "infrastructure": True, "exercises": {}, "seconds": 0, "trouble": trouble}
+    return {"student": student, "infrastructure": True, "exercises": {}, "trouble": trouble}
 
 
 def grade_safely(student, path, out, exercises, seed):
@@ -376,12 +372,11 @@ def grade_one(arguments, exercises):
     finally:
         ranks.BOX.close()
     for one in exercises:
-        print(report(one, [pages.result_of(result) for result in graded[one["id"]]]), end="\n\n")
+        print(report(one, [Result(**result) for result in graded[one["id"]]]), end="\n\n")
     record = {
         "student": shown(arguments.one.name),
         "seed": seed,
         "containment": walls.containment(level),
-        "seconds": 0,
         "trouble": trouble,
         "exercises": graded,
     }
