@@ -182,9 +182,6 @@ def test_a_number_names_an_exercise_a_part_or_a_check(count):
 ALL = f"the exercises are {', '.join(EXERCISES)}"
 CHECKS_OF_03B = ", ".join(entry["id"] for entry in exercises.exercise("03b")["check"])
 NO_NAMES = {
-    "02_scatter": "there is no exercise 02_scatter: did you mean 02_scatter_gather?",
-    "DDP": "there is no exercise ddp: did you mean 03b_ddp?",
-    "03_avarage_gradient": "there is no exercise 03_avarage_gradient: did you mean 03_average_gradients?",
     "zebra": f"there is no exercise zebra; {ALL}",
     "3b.1.2": f"there is no check 03b.1.2. Exercise 03b has {CHECKS_OF_03B}",
 }

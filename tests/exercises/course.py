@@ -110,13 +110,11 @@ class Course:
         """The record of a student with the corrections by hand, and what is hidden now."""
         record = copy.deepcopy(record)
         record["comments"], later = {}, self.get("hints", "visible") == "after_due_date"
-        for results in record["exercises"].values():
-            for result in results:
-                if result["id"] in self.hidden:
-                    result["visibility"] = "after_due_date" if self.is_before(result["id"]) else "visible"
-                if result["status"] != "passed" and later and self.is_before(result["id"]):
-                    result["hints_later"] = True
-            say_what_is_hidden(results)
+        for result in (result for results in record["exercises"].values() for result in results):
+            if result["id"] in self.hidden:
+                result["visibility"] = "after_due_date" if self.is_before(result["id"]) else "visible"
+            if result["status"] != "passed" and later and self.is_before(result["id"]):
+                result["hints_later"] = True
         for row in self.corrections:
             if row["student"] == record["student"]:
                 correct(record, row)
@@ -198,16 +196,6 @@ def time_of(row):
     if when.tzinfo is None:
         refuse(f"submitted: write the time of {row['student']} with a time zone: {row['time']}")
     return when
-
-
-def say_what_is_hidden(results):
-    """That a file is missing or no Python is said at its first check, and "see 03.1a" at the others. If that
-    check is hidden, the others say it themselves: it is about the file, and no result."""
-    by_name = {result["id"]: result for result in results}
-    for result in results:
-        first = by_name.get(result["came"].removeprefix("see "), result)
-        if result["visibility"] == "visible" != first["visibility"]:
-            result["came"] = first["came"]
 
 
 def correct(record, row):

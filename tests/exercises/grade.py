@@ -27,6 +27,7 @@ import tempfile
 import time
 import zipfile
 from concurrent.futures import BrokenExecutor, as_completed
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from course import Course, refuse
@@ -80,51 +81,43 @@ def students(folder):
 def collect(path, exercises):
     """The declared files of a submission as bytes by name, and nothing else of it. What lies deeper in a
     folder or an archive is found too; links are not followed."""
-    wanted, found, depths, strange = [name for one in exercises for name in one["files"]], {}, {}, {}
+    wanted = [PurePosixPath(name) for one in exercises for name in one["files"]]
+    found, depths, strange = {}, {}, {}
+    with contextlib.closing(entries(path)) as every:
+        for name, start in every:
+            parts = PurePosixPath(name.replace("\\", "/")).parts
+            for want in wanted:
+                if parts[-len(want.parts) :] != want.parts:
+                    continue
+                if start is None:
+                    strange[str(want)] = f"{want} inside is a link or a device, not a regular file"
+                elif len(parts) < depths.get(str(want), len(parts) + 1):
+                    with start() as file:  # an archive may claim to be small
+                        found[str(want)], depths[str(want)] = file.read(LARGEST_FILE + 1), len(parts)
+    for want in strange.keys() - found.keys():
+        raise ValueError(strange[want])
+    return found
 
-    def offer(name, read):
-        parts = PurePosixPath(name.replace("\\", "/")).parts
-        for want in wanted:
-            ours = PurePosixPath(want).parts
-            if parts[-len(ours) :] == ours and read is None:
-                strange[want] = f"{want} inside is a link or a device, not a regular file"
-            elif parts[-len(ours) :] == ours and len(parts) < depths.get(want, len(parts) + 1):
-                found[want], depths[want] = read, len(parts)
 
-    with contextlib.ExitStack() as stack:
-        if path.is_dir():
-            for file in sorted(path.rglob("*.py")):
-                if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
-                    offer(file.relative_to(path).as_posix(), lambda file=file: limited(file.open("rb")))
-        elif not path.is_file():
-            raise ValueError("it is not a regular file")
-        elif path.stat().st_size > LARGEST_ARCHIVE:
-            raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
-        elif path.suffix == ".zip":
-            archive = stack.enter_context(zipfile.ZipFile(path))
+def entries(path):
+    """The files in a folder or an archive: their names, and what opens each; None for a link or a device."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*.py")):
+            if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
+                yield file.relative_to(path).as_posix(), partial(file.open, "rb")
+    elif not path.is_file():
+        raise ValueError("it is not a regular file")
+    elif path.stat().st_size > LARGEST_ARCHIVE:
+        raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
-                link = stat.S_ISLNK(entry.external_attr >> 16)
-                if not entry.is_dir():
-                    read = None if link else lambda entry=entry: limited(archive.open(entry))
-                    offer(entry.filename, read)
-        else:
-            with path.open("rb") as file:
-                if file.read(3) == b"BZh":
-                    raise ValueError("it is a bz2 file, but its name has another ending")
-            archive = stack.enter_context(tarfile.open(path))
+                is_link = stat.S_ISLNK(entry.external_attr >> 16)
+                yield entry.filename, None if is_link else partial(archive.open, entry)
+    else:
+        with tarfile.open(path) as archive:
             for entry in archive:
-                if not entry.isdir():
-                    read = lambda entry=entry: limited(archive.extractfile(entry))  # noqa: E731
-                    offer(entry.name, read if entry.isfile() else None)
-        for want in strange.keys() - found.keys():
-            raise ValueError(strange[want])
-        return {name: read() for name, read in found.items()}
-
-
-def limited(file):
-    """At most one byte more than is allowed: an archive may claim to be small."""
-    with file:
-        return file.read(LARGEST_FILE + 1)
+                yield entry.name, partial(archive.extractfile, entry) if entry.isfile() else None
 
 
 # ---- one submission ---------------------------------------------------------------------------
@@ -181,18 +174,13 @@ def grade_files(files, exercises, seed):
     return graded
 
 
-def a_seed():
-    """One that no student can know: who knows it can draw the inputs of the checks."""
-    return secrets.token_hex(8)
-
-
 def seed_in(out, given):
-    """The seed of all grades in this folder: the one that is given, or was, or a new one."""
+    """The seed of all grades in this folder: as given, or as before, or one that no student can know."""
     file = out / "seed.txt"
     before = file.read_text() if file.exists() else ""
     if before and given and given != before:
         refuse(f"{out} has grades with the seed {before}: choose another --out")
-    file.write_text(given or before or a_seed())
+    file.write_text(given or before or secrets.token_hex(8))
     return file.read_text()
 
 
@@ -362,7 +350,7 @@ def grade_one(arguments, exercises):
         why = walls.machine()["why"].get(2, "level 2 is available here")
         refuse(f"level 1 is not enough for root, who can do everything ({why}). --force overrides this")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    seed = arguments.seed or a_seed()
+    seed = arguments.seed or secrets.token_hex(8)
     try:
         files, trouble = opened(arguments.one, exercises)
         batch.begin(level)
