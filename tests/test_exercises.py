@@ -27,11 +27,6 @@ def test_starters_are_what_their_solutions_say():
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_a_cut_leaves_its_words_or_what_stands_instead():
-    text = "a\n  # cut 03.1: words\n  one = 1\n  # end\n# cut 03.2: b\n# instead: two = 0\ntwo = 2\n# end\n"
-    assert starters.starter(text) == 'a\n  raise NotImplementedError("03.1: words")\ntwo = 0\n'
-
-
 def test_no_answer_is_in_a_file_that_students_get():
     """In no starter a line of any answer; in lessons and notebooks no two that follow each other. Lines that
     stand in the lessons, such as optimizer.step(), are the language and not an answer."""
