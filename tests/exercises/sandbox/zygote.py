@@ -75,6 +75,7 @@ def tensor(found):
 def warm():
     """What torch does at its first use, done here once and not in each rank. No backward pass: a process that
     has done one must not fork."""
+    gc.disable()  # it takes a sixth of the time of these imports, and finds nothing
     import torch
     import torch._dynamo
     import torch.distributed
@@ -104,6 +105,7 @@ def warm():
     torch._dynamo.trace_rules.clear_lru_cache()
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def start(number, order, home, ends):
