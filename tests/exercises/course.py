@@ -11,6 +11,7 @@ import csv
 import datetime
 import math
 import tomllib
+from collections import Counter
 
 from grader.exercises import exercise, manifest, points_of, wanted
 from grader.wording import number, visible
@@ -19,22 +20,22 @@ from grader.wording import number, visible
 CANVAS, MOODLE = ("ID", "SIS User ID", "SIS Login ID"), ("Username", "ID number", "Email address")
 STUDENT = ("student", *CANVAS, *MOODLE)
 # What may stand in course.toml, and what it has to be, in words and for Python.
-TEXT, NUMBER, NAMES = ("a text", str), ("a number", (int, float)), ("a list of names", list)
+WITH_ZONE = "with a time zone, such as 2027-03-01T23:59:00+01:00"
+TEXT = ("a text", lambda it: isinstance(it, str))
 KNOWN = {
     "roster": TEXT,
     "corrections": TEXT,
     "submitted": TEXT,
-    "late_days": ("a whole number", int),
-    "penalty_per_day": NUMBER,
-    "hints": TEXT,
-    "hidden": NAMES,
-    "exercises": ("a table", dict),
+    "late_days": ("a whole number, 0 or more", lambda it: type(it) is int and it >= 0),
+    "penalty_per_day": ("a number between 0 and 1", lambda it: is_number(it) and it <= 1),
+    "hints": ('"visible" or "after_due_date"', lambda it: it in ("visible", "after_due_date")),
+    "hidden": ("a list of names", lambda it: isinstance(it, list)),
+    "exercises": ("a table", lambda it: isinstance(it, dict)),
 }
-WITH_ZONE = "with a time zone, such as 2027-03-01T23:59:00+01:00"
 KNOWN_OF_ONE = {
-    "due": (f"a time {WITH_ZONE}", datetime.datetime),
-    "weight": NUMBER,
-    "hidden": ("true or false", bool),
+    "due": (f"a time {WITH_ZONE}", lambda it: isinstance(it, datetime.datetime) and it.tzinfo is not None),
+    "weight": ("a number, 0 or more", lambda it: is_number(it)),
+    "hidden": ("true or false", lambda it: isinstance(it, bool)),
 }
 DAY = datetime.timedelta(days=1)
 NEVER = datetime.datetime.max.replace(tzinfo=datetime.UTC)
@@ -51,8 +52,10 @@ class Course:
             except (OSError, ValueError) as error:
                 refuse(f"{path} cannot be read: {error}")
         self.path = path
-        self.refuse_slips(self.facts, KNOWN, path)
-        self.refuse_values()
+        refuse_slips(self.facts, KNOWN, path)
+        for name, one in self.get("exercises", {}).items():
+            refuse_slips({"exercises": one}, KNOWN, f"{path}, exercise {name}")
+            refuse_slips(one, KNOWN_OF_ONE, f"{path}, exercise {name}")
         self.exercises = {exercise(name)["id"]: one for name, one in self.get("exercises", {}).items()}
         # The export of Canvas begins with a line of points, which is no student.
         rows = self.table("roster")
@@ -78,34 +81,6 @@ class Course:
 
     def get(self, name, default):
         return self.facts.get(name, default)
-
-    def refuse_slips(self, facts, known, where):
-        """A word that is spelled in another way would decide nothing, and nobody would see it."""
-        strange = facts.keys() - known
-        if strange:
-            refuse(f"{where} has {' and '.join(sorted(strange))}, which means nothing")
-        for name, value in facts.items():
-            words, kind = known[name]
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                refuse(f"{where}: {name} is {value!r}, but must be {words}")
-
-    def refuse_values(self):
-        """Of the right kind, but never meant, such as a penalty of 20 for 20 percent."""
-        if self.get("late_days", 0) < 0:
-            refuse(f"{self.path}: late_days must be 0 or more")
-        if not 0 <= self.get("penalty_per_day", 0) <= 1:
-            refuse(f"{self.path}: penalty_per_day must be between 0 and 1")
-        if self.get("hints", "visible") not in ("visible", "after_due_date"):
-            refuse(f'{self.path}: hints must be "visible" or "after_due_date"')
-        for name, one in self.get("exercises", {}).items():
-            where = f"{self.path}, exercise {name}"
-            if not isinstance(one, dict):
-                refuse(f"{where}: write it as a table, [exercises.{name}]")
-            self.refuse_slips(one, KNOWN_OF_ONE, where)
-            if "due" in one and one["due"].tzinfo is None:
-                refuse(f"{where}: write due {WITH_ZONE}")
-            if not 0 <= one.get("weight", 0) < math.inf:
-                refuse(f"{where}: weight must be 0 or more")
 
     def refuse_strangers(self, students):
         """A correction for `adda` would help nobody, and Ada would be on time if her row said so."""
@@ -135,13 +110,11 @@ class Course:
         """The record of a student with the corrections by hand, and what is hidden now."""
         record = copy.deepcopy(record)
         record["comments"], later = {}, self.get("hints", "visible") == "after_due_date"
-        for results in record["exercises"].values():
-            for result in results:
-                if result["id"] in self.hidden:
-                    result["visibility"] = "after_due_date" if self.is_before(result["id"]) else "visible"
-                if result["status"] != "passed" and later and self.is_before(result["id"]):
-                    result["hints_later"] = True
-            say_what_is_hidden(results)
+        for result in (result for results in record["exercises"].values() for result in results):
+            if result["id"] in self.hidden:
+                result["visibility"] = "after_due_date" if self.is_before(result["id"]) else "visible"
+            if result["status"] != "passed" and later and self.is_before(result["id"]):
+                result["hints_later"] = True
         for row in self.corrections:
             if row["student"] == record["student"]:
                 correct(record, row)
@@ -182,6 +155,20 @@ def refuse(words):
     raise SystemExit(f"error: {words}")
 
 
+def is_number(value):
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
+def refuse_slips(facts, known, where):
+    """A word that is spelled in another way would decide nothing, and nobody would see it."""
+    for name, value in facts.items():
+        if name not in known:
+            refuse(f"{where} has {name}, which means nothing")
+        words, is_right = known[name]
+        if not is_right(value):
+            refuse(f"{where}: {name} is {value!r}, but must be {words}")
+
+
 def checks_of(names):
     return set().union(*(wanted(str(name)) for name in names))
 
@@ -211,16 +198,6 @@ def time_of(row):
     return when
 
 
-def say_what_is_hidden(results):
-    """That a file is missing or no Python is said at its first check, and "see 03.1a" at the others. If that
-    check is hidden, the others say it themselves: it is about the file, and no result."""
-    by_name = {result["id"]: result for result in results}
-    for result in results:
-        first = by_name.get(result["came"].removeprefix("see "), result)
-        if result["visibility"] == "visible" != first["visibility"]:
-            result["came"] = first["came"]
-
-
 def correct(record, row):
     """One row of corrections.csv: other points for a check or an exercise, a comment, or both."""
     name, points = row["check"], row["points"]
@@ -246,30 +223,22 @@ def write_lists(course, grades, weights, exercises, out, safe):
     """canvas.csv and moodle.csv, as far as the roster has what they need. Says who is in one list only."""
     if not course.roster:
         return []
-    # The rows of the roster that have the name of a student's folder in one of their columns.
-    rows = {
-        student: [row for row in course.roster if student in (row.get(column) for column in STUDENT)]
-        for student in grades
-    }
-    found = {student: some[0] for student, some in rows.items() if len(some) == 1}
-    strangers = [student for student in rows if student not in found]
+    # The students who have the name of their folder in one of the columns of a row.
+    mine = [grades.keys() & {row.get(column) for column in STUDENT} for row in course.roster]
+    times = Counter(student for some in mine for student in some)
+    strangers = [student for student in grades if times[student] != 1]
     said = [f"not in the roster, or there more than once: {student}" for student in strangers]
-    by_row = {}
-    for student, row in found.items():
-        by_row.setdefault(id(row), []).append(student)
-    # Two folders, one named by a login and one by an id, say. Which of them counts, the grader cannot know.
-    words = "several submissions of one student in the roster, so no points in the lists"
-    said += [f"{words}: {' and '.join(some)}" for some in by_row.values() if len(some) > 1]
-    absent = [name_of(row) for row in course.roster if id(row) not in by_row]
+    rows, absent = [], []
+    for row, some in zip(course.roster, mine, strict=True):
+        # Of two folders, one named by a login and one by an id, the grader cannot know which one counts.
+        if len(some) == 1 and not some & {*strangers}:
+            counts = grades[some.pop()]
+            rows.append((row, [number(counts[one["id"]]["counts"]) for one in exercises]))
+        else:
+            rows.append((row, [""] * len(exercises)))
+            absent.append(name_of(row))
     if absent:
         said.append(f"in the roster, but without a grade: {len(absent)} ({'; '.join(absent)})")
-    by_row = {row: some[0] for row, some in by_row.items() if len(some) == 1}
-
-    def points(row):
-        if id(row) not in by_row:
-            return [""] * len(exercises)
-        return [number(grades[by_row[id(row)]][one["id"]]["counts"]) for one in exercises]
-
     names = [f"{one['id']} {one['title']}" for one in exercises]
     most = [number(weights[one["id"]]["of"]) for one in exercises]
     columns = course.roster[0].keys()
@@ -278,8 +247,8 @@ def write_lists(course, grades, weights, exercises, out, safe):
         ("moodle.csv", MOODLE, [column for column in MOODLE if column in columns], []),
     ):
         if any(column in columns for column in own):
-            rows = [[*(safe(row.get(name, "")) for name in known), *points(row)] for row in course.roster]
-            write(out / file, [[*known, *names], *first, *rows])
+            lines = [[*(safe(row.get(name, "")) for name in known), *points] for row, points in rows]
+            write(out / file, [[*known, *names], *first, *lines])
     return said
 
 

@@ -27,11 +27,13 @@ import tempfile
 import time
 import zipfile
 from concurrent.futures import BrokenExecutor, as_completed
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from course import Course, refuse
 from grader import batch, ranks, walls
 from grader.exercises import exercise, manifest
+from grader.results import Result
 from grader.settings import HERE, LARGEST_FILE, STARTERS
 from grader.walls import limits
 from grader.wording import report, so_many, visible
@@ -79,51 +81,43 @@ def students(folder):
 def collect(path, exercises):
     """The declared files of a submission as bytes by name, and nothing else of it. What lies deeper in a
     folder or an archive is found too; links are not followed."""
-    wanted, found, depths, strange = [name for one in exercises for name in one["files"]], {}, {}, {}
+    wanted = [PurePosixPath(name) for one in exercises for name in one["files"]]
+    found, depths, strange = {}, {}, {}
+    with contextlib.closing(entries(path)) as every:
+        for name, start in every:
+            parts = PurePosixPath(name.replace("\\", "/")).parts
+            for want in wanted:
+                if parts[-len(want.parts) :] != want.parts:
+                    continue
+                if start is None:
+                    strange[str(want)] = f"{want} inside is a link or a device, not a regular file"
+                elif len(parts) < depths.get(str(want), len(parts) + 1):
+                    with start() as file:  # an archive may claim to be small
+                        found[str(want)], depths[str(want)] = file.read(LARGEST_FILE + 1), len(parts)
+    for want in strange.keys() - found.keys():
+        raise ValueError(strange[want])
+    return found
 
-    def offer(name, read):
-        parts = PurePosixPath(name.replace("\\", "/")).parts
-        for want in wanted:
-            ours = PurePosixPath(want).parts
-            if parts[-len(ours) :] == ours and read is None:
-                strange[want] = f"{want} inside is a link or a device, not a regular file"
-            elif parts[-len(ours) :] == ours and len(parts) < depths.get(want, len(parts) + 1):
-                found[want], depths[want] = read, len(parts)
 
-    with contextlib.ExitStack() as stack:
-        if path.is_dir():
-            for file in sorted(path.rglob("*.py")):
-                if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
-                    offer(file.relative_to(path).as_posix(), lambda file=file: limited(file.open("rb")))
-        elif not path.is_file():
-            raise ValueError("it is not a regular file")
-        elif path.stat().st_size > LARGEST_ARCHIVE:
-            raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
-        elif path.suffix == ".zip":
-            archive = stack.enter_context(zipfile.ZipFile(path))
+def entries(path):
+    """The files in a folder or an archive: their names, and what opens each; None for a link or a device."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*.py")):
+            if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
+                yield file.relative_to(path).as_posix(), partial(file.open, "rb")
+    elif not path.is_file():
+        raise ValueError("it is not a regular file")
+    elif path.stat().st_size > LARGEST_ARCHIVE:
+        raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
-                link = stat.S_ISLNK(entry.external_attr >> 16)
-                if not entry.is_dir():
-                    read = None if link else lambda entry=entry: limited(archive.open(entry))
-                    offer(entry.filename, read)
-        else:
-            with path.open("rb") as file:
-                if file.read(3) == b"BZh":
-                    raise ValueError("it is a bz2 file, but its name has another ending")
-            archive = stack.enter_context(tarfile.open(path))
+                is_link = stat.S_ISLNK(entry.external_attr >> 16)
+                yield entry.filename, None if is_link else partial(archive.open, entry)
+    else:
+        with tarfile.open(path) as archive:
             for entry in archive:
-                if not entry.isdir():
-                    read = lambda entry=entry: limited(archive.extractfile(entry))  # noqa: E731
-                    offer(entry.name, read if entry.isfile() else None)
-        for want in strange.keys() - found.keys():
-            raise ValueError(strange[want])
-        return {name: read() for name, read in found.items()}
-
-
-def limited(file):
-    """At most one byte more than is allowed: an archive may claim to be small."""
-    with file:
-        return file.read(LARGEST_FILE + 1)
+                yield entry.name, partial(archive.extractfile, entry) if entry.isfile() else None
 
 
 # ---- one submission ---------------------------------------------------------------------------
@@ -180,18 +174,13 @@ def grade_files(files, exercises, seed):
     return graded
 
 
-def a_seed():
-    """One that no student can know: who knows it can draw the inputs of the checks."""
-    return secrets.token_hex(8)
-
-
 def seed_in(out, given):
-    """The seed of all grades in this folder: the one that is given, or was, or a new one."""
+    """The seed of all grades in this folder: as given, or as before, or one that no student can know."""
     file = out / "seed.txt"
     before = file.read_text() if file.exists() else ""
     if before and given and given != before:
         refuse(f"{out} has grades with the seed {before}: choose another --out")
-    file.write_text(given or before or a_seed())
+    file.write_text(given or before or secrets.token_hex(8))
     return file.read_text()
 
 
@@ -210,17 +199,14 @@ def fingerprint(one, files, seed, level):
 
 
 def untouched_of(one, files):
-    """The checks of an exercise whose files are the starters, as students got them."""
+    """The checks of an exercise whose files are missing, or the starters as students got them."""
 
     def lines(data):
         # Line ends and what an editor strips are no answer. How far a line is indented can be one.
         return [line.rstrip() for line in data.rstrip().splitlines()]
 
-    def is_starter(name):
-        starter = STARTERS / name
-        return name in files and starter.exists() and lines(files[name]) == lines(starter.read_bytes())
-
-    return [entry["id"] for entry in one["check"] if all(map(is_starter, entry.get("files", one["files"])))]
+    own = {name for name in files if lines(files[name]) != lines((STARTERS / name).read_bytes())}
+    return [entry["id"] for entry in one["check"] if own.isdisjoint(entry.get("files", one["files"]))]
 
 
 def grade_into(student, path, out, exercises, seed):
@@ -234,7 +220,6 @@ def grade_into(student, path, out, exercises, seed):
     with contextlib.suppress(OSError, ValueError):
         record = json.loads((folder / "grade.json").read_text())
     todo = [one for one in exercises if record["marks"].get(one["id"]) != marks[one["id"]]]
-    began = time.monotonic()
     results = record["exercises"] | grade_files(files, todo, own_seed)
     broken = [name for name, some in results.items() if any(r["status"] == "infrastructure" for r in some)]
     absent = set(record["absent"]) - set(marks)
@@ -245,7 +230,6 @@ def grade_into(student, path, out, exercises, seed):
         "student": student,
         "seed": own_seed,
         "containment": walls.containment(level),
-        "seconds": round(time.monotonic() - began, 2),
         "infrastructure": bool(broken),
         "trouble": trouble,
         "absent": sorted(absent),
@@ -264,7 +248,7 @@ def grade_into(student, path, out, exercises, seed):
 
 def failed_record(student, trouble):
     trouble = visible(trouble)
-    return {"student": student, "infrastructure": True, "exercises": {}, "seconds": 0, "trouble": trouble}
+    return {"student": student, "infrastructure": True, "exercises": {}, "trouble": trouble}
 
 
 def grade_safely(student, path, out, exercises, seed):
@@ -366,7 +350,7 @@ def grade_one(arguments, exercises):
         why = walls.machine()["why"].get(2, "level 2 is available here")
         refuse(f"level 1 is not enough for root, who can do everything ({why}). --force overrides this")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    seed = arguments.seed or a_seed()
+    seed = arguments.seed or secrets.token_hex(8)
     try:
         files, trouble = opened(arguments.one, exercises)
         batch.begin(level)
@@ -376,12 +360,11 @@ def grade_one(arguments, exercises):
     finally:
         ranks.BOX.close()
     for one in exercises:
-        print(report(one, [pages.result_of(result) for result in graded[one["id"]]]), end="\n\n")
+        print(report(one, [Result(**result) for result in graded[one["id"]]]), end="\n\n")
     record = {
         "student": shown(arguments.one.name),
         "seed": seed,
         "containment": walls.containment(level),
-        "seconds": 0,
         "trouble": trouble,
         "exercises": graded,
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from grader.results import Verdict
 from grader.settings import LIMITS, MEMORY_OF_ALL
-from grader.waits import Ranks, names, standing, stood, stuck, unequal, waiting, with_last
+from grader.waits import Ranks, standing, stood, stuck, unequal, waiting
 
 HOLE = re.compile(r"\d\d[a-z]?\.\d+: ")
 ABSENT = re.compile(r"module 'submission_\w+' has no attribute '(\w+)'")
@@ -108,17 +108,12 @@ def explain(why: str, seconds: float, seen: list[dict], files: dict[str, str], d
     if why == "memory":
         came = f"your code used more than {MEMORY_OF_ALL >> 30} GB of memory across all its processes"
         raise Verdict("error", came)
-    if why == "stuck":
+    busy = {rank: one for rank, one in missing.items() if not one["inside"]} or missing
+    busy = {rank: one for rank, one in busy.items() if standing(one, files)}
+    if why == "stuck" or not busy:
         raise Verdict("timeout", stuck(ranks, missing, files))
-    busy = [rank for rank, one in missing.items() if not one["inside"]] or list(missing)
-    who, last = "your code" if alone else names(busy), with_last(ranks[busy[0]])
-    at = {rank: ranks[rank] for rank in busy if standing(ranks[rank], files)}
-    time = f"had not returned after {seconds:.0f} s"
-    if at:  # the line is what is looked for first
-        place = stood(at, files)
-        who, last = (f"your code{place.removeprefix('rank 0')}" if alone else place), ""
-        time = f"and {time}"
-    raise Verdict("timeout", f"{who} {time}{last}{waiting(ranks, busy)}")
+    who = f"your code{stood(busy, files).removeprefix('rank 0')}" if alone else stood(busy, files)
+    raise Verdict("timeout", f"{who} and had not returned after {seconds:.0f} s{waiting(ranks, busy)}")
 
 
 def as_verdict(cause: Cause, ranks: Ranks) -> Verdict:

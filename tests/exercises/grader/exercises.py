@@ -1,6 +1,5 @@
 """What the exercises are: a folder for each, named as its solution is, with `exercise.toml` in it."""
 
-import difflib
 import functools
 import re
 import tomllib
@@ -26,21 +25,8 @@ def exercise(identity: str) -> Exercise:
     for one in manifest():
         if identity.lower() in (one["id"], one["id"].removeprefix("0"), one["stem"]):
             return one
-    meant = perhaps(identity.lower())
-    if meant:
-        raise SystemExit(f"error: there is no exercise {identity}: did you mean {meant}?")
     there = ", ".join(one["id"] for one in manifest())
     raise SystemExit(f"error: there is no exercise {identity}; the exercises are {there}")
-
-
-def perhaps(word: str) -> str:
-    """The exercises that a word may mean, a part of a name or one with a slip: `02_scatter`, `03_avarage`.
-    A number alone is no name: 12 means no exercise, and 11 and 15 are not nearly it."""
-    if word.strip("0123456789"):
-        stems = [one["stem"] for one in manifest()]
-        found = [stem for stem in stems if word in stem] or difflib.get_close_matches(word, stems, 3)
-        return " or ".join(found[:3])
-    return ""
 
 
 def wanted(words: str) -> set[str]:

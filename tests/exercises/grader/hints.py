@@ -58,25 +58,15 @@ PLAIN = {
 }
 
 
-def kind(entry: Entry, came: str, expected: str = "") -> str:
+def kind(entry: Entry, came: str) -> str:
     """What kind of failure this is, whatever is checked; no word if it is none of those above."""
-    came += "; nearly right" * nearly(came, expected)
     part = entry["id"].rstrip("abcdefghijklmnopqrstuvwxyz")
     further = any(need.startswith(part) for need in entry.get("needs", []))
     kinds = ALWAYS if further else ALWAYS | PLAIN
     return next((name for name, (pattern, _) in kinds.items() if re.search(pattern, came)), "")
 
 
-def nearly(came: str, expected: str) -> bool:
-    """Whether these are words that end in a number, and one that it nearly is."""
-    number = re.compile(r"-?\d+\.\d{6,}")
-    got = number.findall(came)
-    if not got or not number.fullmatch(expected) or not came.endswith(got[-1]):
-        return False
-    return 0 < abs(float(got[-1]) - float(expected)) <= 1e-5 * abs(float(expected))
-
-
-def fitting(entry: Entry, came: str, expected: str = "") -> list[str]:
+def fitting(entry: Entry, came: str) -> list[str]:
     """The hints of a check that was not passed, the one to show first in front; it may be empty, for none.
 
     A line of the check's own `when` goes before the general kinds, and they before the check's first hint. A
@@ -84,5 +74,5 @@ def fitting(entry: Entry, came: str, expected: str = "") -> list[str]:
     for pattern, *hints in entry.get("when", []):
         if re.search(pattern, came):
             return hints if len(hints) > 1 else [*hints, *entry["hints"]]
-    found = kind(entry, came, expected)
+    found = kind(entry, came)
     return [(ALWAYS | PLAIN)[found][1], *entry["hints"]] if found else entry["hints"]

@@ -66,9 +66,8 @@ def pytest_configure(config):
     except SystemExit as error:
         raise pytest.UsageError(str(error).removeprefix("error: ")) from None
     # The report at the end says it all. Whoever asks for pytest's own failures (--tb, -r) gets them too.
-    if config.option.reportchars == "fE" and not any(
-        "--tb" in word for word in config.invocation_params.args
-    ):
+    asked = any("--tb" in word for word in config.invocation_params.args)
+    if config.option.reportchars == "fE" and not asked:
         config.option.tbstyle, config.option.reportchars = "no", "N"
     if not config.option.collectonly and ranks.BOX.process is None:
         ranks.BOX.begin()  # which takes seconds: torch can be imported here meanwhile
@@ -119,11 +118,8 @@ def pytest_runtest_call(item):
     state, entry = item.config.stash[STATE], item.entry
     result = state.result(entry)
     is_first = result.status == "not reached" and not result.came
-    missing = [
-        need
-        for need in entry.get("needs", [])
-        if need in state.results and state.results[need].status != "passed"
-    ]
+    needed = [state.results[need] for need in entry.get("needs", []) if need in state.results]
+    missing = [one.id for one in needed if one.status != "passed"]
     if result.status != "passed" and not is_first:
         pytest.skip("another case of this check has failed")
     if missing:
@@ -133,13 +129,14 @@ def pytest_runtest_call(item):
         one = item.exercise | {"files": entry.get("files", item.exercise["files"])}
         prepare(one, read_files(one, state.folder))
     except Verdict as verdict:
+        said = {other.came for other in state.results.values() if other.about_file}
         result.about_file = True
-        fill_in(result, entry, verdict, is_about=said_before(state, verdict))
+        fill_in(result, entry, verdict)
+        result.status = "not reached" if result.came in said else result.status  # the first one failed
         raise
     seed_all(f"{state.seed}/{item.nodeid.rpartition('/')[2]}")
-    begin = time.monotonic()
     try:
-        if begin - state.began > SUBMISSION_SECONDS:
+        if time.monotonic() - state.began > SUBMISSION_SECONDS:
             raise Verdict("timeout", f"the time limit of {SUBMISSION_SECONDS} s for a submission was reached")
         yield
         if not ranks.Submission.runs:
@@ -163,13 +160,11 @@ def pytest_runtest_call(item):
             raise verdict from error
         raise
     finally:
-        result.seconds = round(result.seconds + time.monotonic() - begin, 3)
         result.score = entry["points"] if result.status == "passed" else 0
-        if any(
-            runs := [(ranks.Submission.tried or tried_by(item), *run) for run in ranks.Submission.printed]
-        ):
-            result.output = wording.visible(printed.some(runs, result.status == "passed")) or result.output
-            result.printed += wording.visible(printed.whole(runs))
+        tried = ranks.Submission.tried or tried_by(item)
+        runs = [(tried, *run) for run in ranks.Submission.printed]
+        result.output = wording.visible(printed.some(runs, result.status == "passed")) or result.output
+        result.printed += wording.visible(printed.whole(runs))
         ranks.wipe()
 
 
@@ -209,8 +204,6 @@ def of_ours(item, error):
         is_theirs = False
     if SOLUTIONS.exists():
         is_theirs = repeated(item, SOLUTIONS) is None
-    if is_theirs and isinstance(error, ranks.Broken):
-        return Verdict("error", "while your code ran, the process that starts the ranks was killed, twice")
     if is_theirs:
         return Verdict("error", f"your code sent something that the check cannot read ({words})")
     return Verdict("infrastructure", f"the check itself failed: {words}", trace)
@@ -239,21 +232,11 @@ def repeated(item, folder):
     return None if ranks.Submission.runs else RuntimeError(f"{item.name} has run nothing")
 
 
-def fill_in(result, entry, verdict, is_about=""):
+def fill_in(result, entry, verdict):
     came = printed.fewer(wording.visible(verdict.came).split("\n"), *printed.RAISED)
     result.status, result.came = verdict.status, "\n".join(came)
     result.expected = wording.visible(verdict.expected)
-    if is_about:
-        result.status, result.came, result.expected = "not reached", is_about, ""
-    result.hints = hints.fitting(entry, result.came, result.expected)
-
-
-def said_before(state, verdict):
-    """A file that is not there, or is no Python, is said once."""
-    for other in state.results.values():
-        if other.about_file and other.came == verdict.came:
-            return f"see {other.id}"
-    return ""
+    result.hints = hints.fitting(entry, result.came)
 
 
 def tried_by(item):

@@ -151,15 +151,14 @@ def source_of(body):
     tree = ast.parse(Path(inspect.getsourcefile(body)).read_text())
     known, todo, wanted = {}, [body.__name__], set()
     for node in tree.body:
-        targets = [
-            one
-            for target in getattr(node, "targets", [getattr(node, "target", None)])
-            if target
-            for one in ast.walk(target)
-        ]
-        names = [one.id for one in targets if isinstance(one, ast.Name)]
-        names += [alias.asname or alias.name.split(".")[0] for alias in getattr(node, "names", [])]
-        for name in [*names, getattr(node, "name", None)]:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.asname or alias.name.split(".")[0] for alias in node.names]
+        elif hasattr(node, "name"):
+            names = [node.name]
+        else:
+            stored = [one for one in ast.walk(node) if isinstance(getattr(one, "ctx", None), ast.Store)]
+            names = [one.id for one in stored if isinstance(one, ast.Name)]
+        for name in names:
             known.setdefault(name, []).append(node)
     while todo:
         for node in known.get(todo.pop(), []):
@@ -189,9 +188,8 @@ class Rank:
         pipes = [os.pipe() for _ in range(4)]
         self.theirs = [pipes[0][0], *(writes for _, writes in pipes[1:])]
         self.given = pipes[0][1]
-        self.pipes = dict(
-            zip(("answers", "printed", "stack"), (reads for reads, _ in pipes[1:]), strict=True)
-        )
+        reads = [reads for reads, _ in pipes[1:]]
+        self.pipes = dict(zip(("answers", "printed", "stack"), reads, strict=True))
         for descriptor in self.pipes.values():
             os.set_blocking(descriptor, False)
 
@@ -230,10 +228,8 @@ class Rank:
             if "value" in found:
                 self.value, self.has_answer = (found["value"],), True
             elif "error" in found:
-                self.error = {
-                    name: str(found["error"].get(name, ""))[:2000]
-                    for name in ("kind", "words", "place", "text")
-                }
+                about = ("kind", "words", "place", "text")
+                self.error = {name: str(found["error"].get(name, ""))[:2000] for name in about}
                 self.error["time"], self.has_answer = now, True
             elif "broken" in found and not self.is_ready:
                 self.broken, self.has_answer = str(found["broken"]), True
@@ -245,10 +241,8 @@ class Rank:
             self.hear_nonsense(f"{type(error).__name__}: {error}")
 
     def hear_call(self, call):
-        if (
-            any(type(call[name]) is not type(usual) for name, usual in CALL.items())
-            or len(self.events) > 20_000
-        ):
+        is_right = all(type(call[name]) is type(usual) for name, usual in CALL.items())
+        if not is_right or len(self.events) > 20_000:
             raise ValueError("a call that is none")
         self.events.append(call)
         key = call["event"], call["number"]

@@ -29,8 +29,10 @@ class Result:
     printed: str = ""  # all of it, in all runs
     hints: list[str] = field(default_factory=list)
     visibility: str = "visible"
-    seconds: float = 0
     about_file: bool = False  # the file is not there, or is no Python: nothing of it was run
+    # What a course adds (course.py): the points before a correction by hand, and hints after the deadline.
+    corrected_from: float | None = None
+    hints_later: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(replace(self, printed=""))

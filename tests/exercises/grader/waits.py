@@ -26,30 +26,6 @@ def call(event: Event) -> str:
     return f"{event['event']} number {event.get('nth', event['number'])}{peer}{where}"
 
 
-def called(events: dict[int, Event]) -> str:
-    return ", ".join(f"rank {rank} called {call(event)}" for rank, event in events.items())
-
-
-def each_inside(events: dict[int, Event]) -> list[str]:
-    return [f"rank {rank} in {call(event)}" for rank, event in events.items()]
-
-
-def with_place(one: dict[str, Any], event: Event) -> Event:
-    """An event "wait" knows no line; the beginning of the same call does."""
-    for other in one["events"]:
-        if other.get("number") == event.get("number") and other.get("phase") == "begin":
-            return event | {"where": other.get("where", "")}
-    return event
-
-
-def with_last(one: dict[str, Any]) -> str:
-    """The last call of a rank that is inside none now."""
-    for event in reversed(one["events"]):
-        if event.get("phase"):
-            return f"; the last call was {call(with_place(one, event))}"
-    return ""
-
-
 def begun(ranks: Ranks) -> Iterator[tuple[int, Event]]:
     for rank, one in ranks.items():
         yield from ((rank, event) for event in one["events"] if event.get("phase") == "begin")
@@ -77,7 +53,7 @@ def waiting(ranks: Ranks, but: Iterable[int]) -> str:
         return ""
     first = next(iter(inside))
     verb = "was" if len(inside) == 1 else "were"
-    return f"; {names(inside)} {verb} waiting for it in {call(with_place(ranks[first], inside[first]))}"
+    return f"; {names(inside)} {verb} waiting for it in {call(inside[first])}"
 
 
 def unequal(ranks: Ranks, number: int = 0) -> str:
@@ -90,7 +66,8 @@ def unequal(ranks: Ranks, number: int = 0) -> str:
         first = next(iter(same.values()))
         kinds, sizes = ({event[name] for event in same.values()} for name in ("event", "size"))
         if len(kinds) > 1:
-            return f"the ranks do not make the same calls: {called(same)}"
+            lines = ", ".join(f"rank {rank} called {call(event)}" for rank, event in same.items())
+            return f"the ranks do not make the same calls: {lines}"
         if len(sizes) > 1 and first["event"] in ("all_reduce", "broadcast", "reduce"):
             lines = ", ".join(f"rank {rank} gives {event['size']} numbers" for rank, event in same.items())
             return f"the ranks give {call(first)} tensors of different size: {lines}"
@@ -132,14 +109,12 @@ def different_roots(ranks: Ranks) -> str:
 
 def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     """All that still run wait for others, and nothing moves."""
-    inside = {rank: one["inside"][0] for rank, one in missing.items() if one["inside"]}
-    wait = {rank: with_place(ranks[rank], event) for rank, event in inside.items()}
+    wait = {rank: one["inside"][0] for rank, one in missing.items() if one["inside"]}
+    returned = [rank for rank in ranks if rank not in missing]
     if not wait:
-        others = [rank for rank in ranks if rank not in missing]
-        those = f"{names(others)} returned, and " if others else ""
+        those = f"{names(returned)} returned, and " if returned else ""
         return f"the run was stuck: {those}{stood(missing, files)}"
     first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
-    returned = [rank for rank in ranks if rank not in missing]
     if returned:
         verb = "was" if len(wait) == 1 else "were"
         it = "it" if len(returned) == 1 else "them"
@@ -147,19 +122,13 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
         before = f"{names(returned)} returned before {done}{call(wait[first])}"
         return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
     # Nobody has returned. Somebody may be in a call that is none of torch.distributed, time.sleep for one.
-    elsewhere = {rank: one for rank, one in missing.items() if rank not in wait and standing(one, files)}
+    elsewhere = {rank: one for rank, one in missing.items() if rank not in wait}
     if elsewhere:
         return f"{stood(elsewhere, files)}; {names(wait)} waited in {call(wait[first])}"
-    # Of those that wait, these are at the earliest call.
+    # At the earliest call of those that wait, they may not do the same.
     number = wait[first]["number"]
-    same = {rank: event for rank, event in wait.items() if event["number"] == number}
-    kinds = {event["event"] for event in same.values()}
-    if kinds <= set(POINT):
-        lines = "; ".join(each_inside(wait))
-        return f"all ranks are waiting and none can go on: {lines}{not_received(ranks)}"
-    if words := unequal(ranks, number):
+    kinds = {event["event"] for event in wait.values() if event["number"] == number}
+    if not kinds <= set(POINT) and (words := unequal(ranks, number)):
         return words
-    ahead = {rank: event for rank, event in wait.items() if rank not in same}
-    if ahead:
-        return f"{names(same)} waited in {call(wait[first])} while {', '.join(each_inside(ahead))} waited too"
-    return f"{names(wait)} waited forever in {call(wait[first])}"
+    lines = "; ".join(f"rank {rank} in {call(event)}" for rank, event in wait.items())
+    return f"all ranks are waiting and none can go on: {lines}{not_received(ranks)}"

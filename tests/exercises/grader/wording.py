@@ -59,12 +59,8 @@ def detail(result: Result, hints: int) -> list[str]:
         lines.append(f"  expected: {result.expected}")
     for place, hint in enumerate(helpful(result, hints)):
         lines.append(f"  hint:     {hint}" if place == 0 else f"  hint {place + 1}:   {hint}")
-    return lines + printed(result)
-
-
-def printed(result: Result) -> list[str]:
-    lines = result.output.splitlines()
-    return ["  printed:", *(f"    {line}" for line in lines)] if lines else []
+    printed = [f"    {line}" for line in result.output.splitlines()]
+    return [*lines, "  printed:", *printed] if printed else lines
 
 
 def visible(text: str) -> str:

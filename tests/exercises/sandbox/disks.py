@@ -45,9 +45,8 @@ def in_words(event, arguments):
     names = [os.path.basename(os.fsdecode(one)) for one in arguments[:2] if isinstance(one, str | bytes)]
     if event == "open":
         flags = arguments[2] if isinstance(arguments[2], int) else 0
-        return (
-            f"opens {' '.join(names[:1])} for {'writing' if flags & (os.O_WRONLY | os.O_RDWR) else 'reading'}"
-        )
+        way = "writing" if flags & (os.O_WRONLY | os.O_RDWR) else "reading"
+        return f"opens {' '.join(names[:1])} for {way}"
     if event in ("os.rename", "os.link"):
         return f"{'renames' if event == 'os.rename' else 'links'} {' to '.join(names)}"
     return f"{'makes' if event == 'os.mkdir' else event.removeprefix('os.') + 's'} {' '.join(names[:1])}"

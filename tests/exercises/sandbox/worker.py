@@ -39,21 +39,16 @@ MOST_CALLS = 3  # lines that are named above the one in which an exception was r
 class Me:
     """What a body may use beside the student's code."""
 
-    def __init__(self, rank, world_size, folder, disk, files, tell, references):
+    def __init__(self, rank, world_size, folder, disk, tell, references):
         self.rank, self.world_size = rank, world_size
         self.folder = folder  # of this rank alone; nothing can be written there once all ranks are connected
         self.disk = disk  # of all ranks, kept between the runs of a test, if run() was given disk=True
-        self.files = files  # the texts of the student's files, by name
         self.calls = []  # of torch.distributed, in order, and what note() has added
         self.tell, self.references = tell, references
 
     def note(self, name, **more):
         """Add something to the calls, for example that backward has reached a layer."""
         self.calls.append({"event": name, **more})
-
-    def load(self, name):
-        """One of the student's files as a module."""
-        return load(name, self.files[name])
 
     def memory(self):
         return memory_of("self")
@@ -185,11 +180,9 @@ def operations_of(name, words, named):
     calls = next((value for value in (*words, *named.values()) if isinstance(value, list)), [])
     found = []
     for one in calls:
-        peer = getattr(one, "peer", None)
-        kind = getattr(getattr(one, "op", None), "__name__", "")
-        found.append(
-            [kind, peer if type(peer) is int else None, size_of(getattr(one, "tensor", None), "bytes")]
-        )
+        peer, kind = getattr(one, "peer", None), getattr(getattr(one, "op", None), "__name__", "")
+        size = size_of(getattr(one, "tensor", None), "bytes")
+        found.append([kind, peer if type(peer) is int else None, size])
     return found
 
 
@@ -229,13 +222,14 @@ def watch(me, files):
             nth[name] = nth.get(name, 0) + 1
             peer = peer_of(name, words, named)
             of_all = {"event": name, "number": number[0], "nth": nth[name], "peer": peer}
+            of_all["where"] = line_of_student(files)
 
             def tell(phase, **more):
                 call_of = {**of_all, "phase": phase, **more}
                 me.calls.append(call_of)
                 me.tell(call_of)
 
-            more = {"root": root_of(name, words, named), "where": line_of_student(files)}
+            more = {"root": root_of(name, words, named)}
             more["operations"] = operations_of(name, words, named)
             more["parts"] = parts_of(name, words, named, me.world_size)
             more["bytes"] = max([0, *(size_of(value, "bytes") for value in given)])
@@ -388,7 +382,7 @@ def live(number, order, home, ends):
                 world_size=world_size,
                 timeout=datetime.timedelta(seconds=job["seconds"] + 60),
             )
-        me = Me(number, world_size, folder, disk if job["disk"] else None, files, tell, references)
+        me = Me(number, world_size, folder, disk if job["disk"] else None, tell, references)
         watch(me, files)
         no_keyboard()
         kept = scattered(number)

@@ -37,19 +37,11 @@ def plain(thing):
     import torch
 
     if isinstance(thing, torch.Tensor):
-        data = (
-            thing.detach().cpu().clone(memory_format=torch.contiguous_format)
-        )  # the last stride is 1 only then
-        data = data.reshape(-1).view(torch.uint8).numpy().tobytes()
-        return {
-            "dtype": str(thing.dtype)[6:],
-            "shape": list(thing.shape),
-            "bytes": base64.b64encode(data).decode(),
-        }
+        data = thing.detach().cpu().clone(memory_format=torch.contiguous_format)  # or no last stride may be 1
+        data = base64.b64encode(data.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
+        return {"dtype": str(thing.dtype)[6:], "shape": list(thing.shape), "bytes": data}
     if isinstance(thing, bytes):
-        return plain(
-            torch.frombuffer(bytearray(thing), dtype=torch.uint8) if thing else torch.empty(0).byte()
-        )
+        return plain(torch.frombuffer(bytearray(thing), dtype=torch.uint8) if thing else torch.ByteTensor())
     if hasattr(thing, "item") and getattr(thing, "ndim", 1) == 0:  # a number of NumPy
         return thing.item()
     return f"something of the type {type(thing).__name__}"
@@ -83,6 +75,7 @@ def tensor(found):
 def warm():
     """What torch does at its first use, done here once and not in each rank. No backward pass: a process that
     has done one must not fork."""
+    gc.disable()  # it takes a sixth of the time of these imports, and finds nothing
     import torch
     import torch._dynamo
     import torch.distributed
@@ -112,6 +105,7 @@ def warm():
     torch._dynamo.trace_rules.clear_lru_cache()
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def start(number, order, home, ends):
@@ -202,10 +196,9 @@ def serve(channel, home, uid):
                     importlib.import_module(name)
             each = len(ends) // order["ranks"]
             for number in range(order["ranks"]):
-                pids.append(
-                    start(number, order | {"uid": uid}, home, ends[each * number : each * (number + 1)])
-                )
-                answer.append(pids[-1])
+                own = ends[each * number : each * (number + 1)]
+                answer.append(start(number, order | {"uid": uid}, home, own))
+            pids += answer
             for descriptor in ends:
                 os.close(descriptor)
         elif order["do"] == "codes":
