@@ -8,7 +8,6 @@ import sys
 from contextlib import nullcontext
 
 import pytest
-from torch import nn
 from torch.utils.data import DataLoader
 
 import workload
@@ -44,12 +43,6 @@ def test_all_images_are_kept_on_the_device():
     for images in workload.load_images(arguments, "meta"):
         loader = DataLoader(images, 5, collate_fn=workload.collate)
         assert {batch.device.type for pair in loader for batch in pair} == {"meta"}
-    texts = {lesson.stem: lesson.path.read_text() for lesson in lessons.LESSONS}
-    train_on = "drop_last=True, collate_fn=workload.collate"
-    of_images = {stem for stem, text in texts.items() if train_on in text and "load_images(" in text}
-    assert {lesson.stem for lesson in lessons.LADDER} <= of_images
-    for stem in of_images:
-        assert texts[stem].count("workload.load_images(arguments, device)") == 1, stem
 
 
 def test_lessons_with_a_mesh_let_nccl_connect_at_the_start():
@@ -84,7 +77,7 @@ def test_a_gpu_that_is_not_there_is_refused(gpus, capsys, monkeypatch):
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize(("count", "number", "expected"), [(1, 1, 0), (3, 1, 1), (3, 3, 0)])
+@pytest.mark.parametrize(("count", "number", "expected"), [(3, 1, 1), (3, 3, 0)])
 def test_processes_share_gpus_only_if_they_may(gpus, monkeypatch, capsys, count, number, expected):
     gpus(count)
     arguments = workload.parser("03_ddp_spawn.py", "").parse_args([])
@@ -144,33 +137,21 @@ def test_a_gpu_that_slurm_gives_to_each_task_is_not_shared(
     assert taken == ([] if is_refused else [0]) and "NCCL_HOSTID" not in os.environ
 
 
-@pytest.mark.parametrize(
-    ("built_with", "error", "said"),
-    [(None, None, "was built without CUDA"), ("13.0", RuntimeError("driver too old\n..."), "driver too old")],
-)
-def test_a_gpu_that_torch_cannot_take_is_spoken_of(tmp_path, monkeypatch, capsys, built_with, error, said):
+def test_a_gpu_that_torch_cannot_take_is_spoken_of(tmp_path, monkeypatch, capsys):
     """A driver's program that lists one is all that there is of it here."""
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-0)'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    torch = workload.machine.torch
-    monkeypatch.setattr(torch.version, "cuda", built_with)
-
-    def init():
-        raise error
-
-    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(workload.machine.torch.version, "cuda", None)
     arguments = workload.parser("03_ddp_spawn.py", "").parse_args(["--out", str(tmp_path)])
     workload.check(arguments)
     note = capsys.readouterr().err
-    assert note.startswith("note: this machine has a GPU, but the run uses the CPU: ") and said in note
+    assert note.startswith("note: this machine has a GPU, but the run uses the CPU: ")
+    assert "was built without CUDA" in note
     assert note.count("\n") == 1
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    workload.check(arguments)
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     workload.check(arguments)
     assert capsys.readouterr().err == ""
 
@@ -184,11 +165,8 @@ WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"] 
         (WHEEL, (8, 9), None),  # by the code for 8.6
         (WHEEL, (13, 0), None),  # by compute_120, which the driver compiles
         (WHEEL, (7, 0), "torch's build for CUDA 12.6"),
-        (WHEEL, (3, 7), "a build that does"),
         (WHEEL, (11, 0), "a build that does"),
-        (["sm_50", "sm_70", "sm_86", "sm_90a"], (8, 0), "a build that does"),
         (["sm_50", "sm_70", "sm_86", "sm_90a"], (9, 0), None),
-        ([], (6, 1), None),  # nothing is known
     ],
 )
 def test_a_gpu_that_torch_was_not_built_for_is_refused(monkeypatch, capsys, built_for, capability, cure):
@@ -221,13 +199,7 @@ def test_convolutions_and_products_have_32_bits_also_in_older_torch():
 
 
 @pytest.mark.parametrize(
-    ("version", "needed"),
-    [
-        ("2.8.0+cu126", "2.9"),
-        ("2.11.0+cu130", "2.13"),
-        ("2.13.0", None),
-        ("2.14.0.dev20261101+cpu", None),
-    ],
+    ("version", "needed"), [("2.8.0+cu126", "2.9"), ("2.11.0", "2.13"), ("2.14.0.dev20261101+cpu", None)]
 )
 def test_a_torch_that_is_too_old_is_refused(monkeypatch, capsys, version, needed):
     """Any lesson by the oldest that they have in common, 10 by the one that it names."""
@@ -242,14 +214,7 @@ def test_a_torch_that_is_too_old_is_refused(monkeypatch, capsys, version, needed
     assert capsys.readouterr().err == (line if needed else "")
 
 
-def test_a_snapshot_of_another_architecture_is_not_taken():
-    """Also if it has the same class and as many parameters."""
-    arguments = workload.parser("05.py", "").parse_args([])
-    one, other = (workload.settings(arguments, nn.Sequential(each())) for each in (nn.GELU, nn.ReLU))
-    assert "model Sequential of 0 parameters" in workload.problem_with("05.snapshot", one, other)
-
-
-@pytest.mark.parametrize(("gpus", "expected"), [(0, {2, 4, 8}), (3, {2, 4, 8}), (4, {4, 8}), (9, {8})])
+@pytest.mark.parametrize(("gpus", "expected"), [(0, {2, 4, 8}), (9, {8})])
 def test_any_number_of_gpus_runs_all_lessons(gpus, expected):
     """On a power of two: 11 cannot shard four heads over three. On too few GPUs they share."""
     found = [lesson.processes_for(gpus) for lesson in lessons.LESSONS if not lesson.is_one_process()]
@@ -260,12 +225,9 @@ def test_any_number_of_gpus_runs_all_lessons(gpus, expected):
 @pytest.mark.parametrize(
     ("visible", "listed", "share", "expected"),
     [
-        (None, 0, "", [" None", " None"]),
         (None, 1, "1", ["None HOST-node0", "None HOST-node1"]),
         (None, 2, "", ["0 None", "1 None"]),
-        ("", 2, "", [" None", " None"]),
         ("2,3", 8, "", ["2 None", "3 None"]),
-        ("5", 8, "1", ["5 HOST-node0", "5 HOST-node1"]),
     ],
 )
 def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible, listed, share, expected):

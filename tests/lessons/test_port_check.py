@@ -19,7 +19,7 @@ OPTIONS = {
     "after.py": ["--epochs", "2", "--batch-size", "320", "--workers", "0", "--resume"],
     "after_iterations.py": ["--iterations", "8", "--resume"],
 }
-TRUE, FORKED = [PORT / "check.py"], ["-m", "tests.helpers.port_forks"]  # the second one starts faster
+TRUE = FORKED = [PORT / "check.py"]
 
 
 @pytest.fixture
