@@ -65,6 +65,7 @@ def test_parameters_of_models_with_grouped_queries_and_gated_layers():
     """SOURCES["llama-sizes"]: the counts of the published files, to the last parameter."""
     counted = {model: plans.named(model)["params"] for model in plans.MODELS}
     assert counted == PUBLISHED["llama-sizes"]["params"]
+    assert formulas.layer_weights(4096, 32) == 12 * 4096**2  # as many keys as queries, not gated: a GPT's
 
 
 def test_what_a_gated_layer_keeps_is_what_pytorch_keeps():
@@ -263,6 +264,33 @@ def test_plans_of_runs_that_were_made():
     model = {"params": 405e9, "layers": 126, "hidden": 16384, "heads": 128}
     llama = plans.plan(job(gpus=8192, sequence_parallel=True, **run, **model))
     assert 100 * llama["model_flops_utilization"] == pytest.approx(44, abs=0.6)
+
+
+def test_what_context_and_expert_parallel_ranks_send():
+    """Keys and values go round c - 1 times in forward and in backward, their gradients c times, beside
+    attention. Each layer sends each token to its experts and back, in forward and in backward."""
+    pairs = 2 * 2 * 32_768 * 1024 / 8  # keys and values of a quarter of the text, 8 heads of 128, one a rank
+    once = formulas.ring_attention_seconds(pairs, 4, 1e8, 5e-6)
+    assert once == pytest.approx(10 * (pairs / 1e8 + 5e-6))
+    again = formulas.ring_attention_seconds(pairs, 4, 1e8, 5e-6, "full")  # forward passes them twice
+    assert again == pytest.approx(13 * (pairs / 1e8 + 5e-6))
+    run = {"seq": 131_072, "batch_tokens": 2**22, "tensor_parallel": 8, "stage": 3, "bandwidth_network": 1e8}
+    slow = job(gpus=256, context_parallel=4, **run, **plans.named("llama3-70b"))
+    found = plans.plan(slow)["step_seconds"]["exposed context-parallel communication"]
+    assert found == pytest.approx(4 * 80 * once - plans.compute_seconds(slow, 32)[1]) and found > 0
+
+    model = plans.named("mixtral-8x7b")
+    found = plans.plan(job(gpus=64, expert_parallel=8, **model))
+    tokens = 2 * 2048 * 4096 * 2  # bytes of a text, each token to two experts
+    once = 7 * (tokens / 8 / 450e9 + 5e-6)
+    sent = found["step_seconds"]["expert-parallel communication"]
+    assert sent == pytest.approx(32 * 4 * found["microbatches"] * once)
+    # 8 ranks have the same experts, each in a machine of its own: all of their sums go over the network.
+    experts = 32 * 8 * 3 * 4096 * 14_336
+    apart = formulas.all_reduce_seconds(2 * experts / 8, 8, 50e9, 5e-6, "ring")
+    dense = 2 * (model["params"] - experts)
+    rest = formulas.all_reduce_seconds(dense, 64, 50e9, 5e-6, "two-level", 8, 450e9)
+    assert found["data_parallel_seconds"] == pytest.approx(apart + rest)
 
 
 def test_what_a_plan_assumes():

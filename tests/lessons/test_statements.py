@@ -7,8 +7,6 @@ import socket
 import sys
 
 import pytest
-import torch
-from torch import nn
 
 from tests.lessons.test_errors import ENTRIES, PROBE, RENDEZVOUS, TORCHRUN, says
 from tools import launcher
@@ -58,13 +56,6 @@ def test_a_busy_endpoint_has_not_the_message_of_a_busy_port(forked):
     assert "EADDRINUSE" not in result.stderr
 
 
-@pytest.mark.long
-def test_the_last_number_of_the_key_is_the_rank_in_the_group(forked):
-    """Rank 2 is missing, which is rank 1 of the group of ranks 1 and 2."""
-    result = forked([sys.executable, PROBE, "part_never_joins"])
-    assert re.search(r"wait timeout after \d+ms, keys: \S+/1$", result.stderr, re.M), result.stderr
-
-
 @pytest.mark.long("both")
 @pytest.mark.night
 @pytest.mark.parametrize("protection", ["nohup", "option", "both"])
@@ -79,50 +70,6 @@ def test_only_nohup_and_the_option_together_survive_the_end_of_a_connection(star
     assert result.code == {"nohup": 1, "option": -signal.SIGHUP, "both": 0}[protection], result.stderr
 
 
-def scaled_step(scaler, backward=True, scales=True, keeps=True, of=None):
-    """A step with the scaler; each option leaves out a part of it."""
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD((of or model).parameters(), lr=1)
-    loss = model(torch.ones(1, 2)).sum()
-    loss = scaler.scale(loss) if scales else loss
-    if backward:
-        loss.backward()
-    if not keeps:
-        optimizer.zero_grad()
-    before = model.bias.item()
-    scaler.step(optimizer)
-    scaler.update()
-    return before - model.bias.item()
-
-
-def test_the_scaler_finds_no_gradients_or_no_scale():
-    for mistake in ({"backward": False}, {"keeps": False}, {"of": nn.Linear(2, 1)}):
-        with pytest.raises(AssertionError, match="No inf checks were recorded for this optimizer"):
-            scaled_step(torch.amp.GradScaler("cpu"), **mistake)
-    scaler = torch.amp.GradScaler("cpu")
-    with pytest.raises(AssertionError, match="Attempted step but _scale is None"):
-        scaled_step(scaler, scales=False)
-    assert scaled_step(scaler) == pytest.approx(1)
-    assert scaled_step(scaler, scales=False) < 0.001
-
-
-def test_batch_norm_needs_two_values_per_channel_not_two_examples():
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
-        nn.BatchNorm2d(2)(torch.ones(1, 2, 1, 1))
-    nn.BatchNorm2d(2)(torch.ones(1, 2, 4, 4))
-
-
-def test_frozen_layers_matter_only_to_an_optimizer_that_got_the_trainable_parameters():
-    one, two = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
-    two[0].requires_grad_(False)
-    everything = [torch.optim.SGD(model.parameters(), lr=1) for model in (one, two)]
-    everything[0].load_state_dict(everything[1].state_dict())
-    trainable = [[weight for weight in model.parameters() if weight.requires_grad] for model in (one, two)]
-    first, second = (torch.optim.SGD(weights, lr=1) for weights in trainable)
-    with pytest.raises(ValueError, match="loaded state dict contains a parameter group that doesn't match"):
-        first.load_state_dict(second.state_dict())
-
-
 # ---- recipes.md, older
 
 
@@ -131,15 +78,3 @@ def test_two_calls_untie_weights_and_only_a_call_for_the_parent_reports_it(forke
     (quoted,) = re.findall(r"`ValueError: (Parameter 'decode.weight' .*?)`", RECIPES)
     result = forked([*TORCHRUN, "also_shards_the_parent"], folder="two")
     assert quoted.replace("decode.weight", "1.weight") in result.stderr
-
-
-def test_forward_sync_buffers_still_sends_buffers_once(forked):
-    for option, second in (("buffers_at_first", "1 0.0"), ("buffers_never", "1 1.0")):
-        result = forked([*TORCHRUN, option], {"PYTHONWARNINGS": "default"}, folder=option)
-        assert sorted(result.stdout.splitlines()) == ["0 0.0", second], result.stderr
-
-
-def test_fsdp_stores_shards_padded(forked):
-    """Three rows of two numbers: rank 0 holds two rows, and rank 1 one row and the padding."""
-    result = forked([*TORCHRUN, "padded"])
-    assert sorted(result.stdout.splitlines()) == ["0 16 16"] * 2 + ["1 8 16"] * 2

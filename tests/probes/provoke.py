@@ -337,19 +337,6 @@ def environment():
     print(json.dumps(dict(os.environ)))
 
 
-def waits_for_rank_2(rank, port):
-    store = dist.TCPStore("localhost", port, 3, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
-    if rank == 1:
-        dist.new_group([1, 2], timeout=SECOND)
-    time.sleep(60)  # until rank 1 has failed
-
-
-def part_never_joins():
-    """Ranks 1 and 2 of three are to make a group, but only rank 1 comes."""
-    mp.start_processes(waits_for_rank_2, (free_port(),), nprocs=3, start_method="fork")
-
-
 def tied(and_parent):
     """The difference of two tied weights after a step, if each is sharded by its own call."""
     group()
@@ -363,30 +350,11 @@ def tied(and_parent):
     print(difference.abs().max().item() > 0)
 
 
-def padded():
-    """The bytes of a shard and those of its storage, for a weight of three rows and its gradient."""
-    group()
-    model = fully_shard(linear(3, bias=False), mesh=dist.init_device_mesh("cpu", (WORLD,)))
-    model(torch.ones(1, 2)).sum().backward()
-    for tensor in (model.weight.to_local(), model.weight.grad.to_local()):
-        print(RANK, tensor.nbytes, tensor.untyped_storage().nbytes())
-
-
-def buffers(option):
-    """A buffer of each process after DDP has wrapped the model."""
-    model = nn.BatchNorm1d(1)
-    model.running_mean.fill_(RANK)
-    ddp(model, **{option: False})
-    print(RANK, model.running_mean.item())
-
-
 # ---- what one expression runs into ----
 
 CASES = {
     "also_shards_the_parent": lambda: tied(and_parent=True),
     "attribute_of_the_model": lambda: ddp(nn.Sequential(linear())).fc,
-    "buffers_at_first": lambda: buffers("forward_sync_buffers"),
-    "buffers_never": lambda: buffers("broadcast_buffers"),
     "child_exits": lambda: child(lambda: sys.exit(1)),
     "child_killed": lambda: child(kill),
     "child_raises": lambda: child(raises),
