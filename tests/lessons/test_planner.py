@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from parts import stages, timeline
@@ -73,36 +74,27 @@ def test_what_a_gated_layer_keeps_is_what_pytorch_keeps():
     result has a number more for each row, and so has each norm."""
     seq, hidden, heads, kv_heads, width = 64, 256, 8, 2, 768
     inner = hidden * kv_heads // heads
-    shapes = {"q": (hidden, hidden), "k": (inner, hidden), "v": (inner, hidden), "o": (hidden, hidden)}
-    shapes |= {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-
-    def tensor(*shape):
-        return torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
-
-    weights = {name: tensor(*shape) for name, shape in shapes.items()}
+    outputs = {"q": hidden, "k": inner, "v": inner, "o": hidden, "gate": width, "up": width}
+    layer = nn.ModuleDict({name: nn.Linear(hidden, size, bias=False) for name, size in outputs.items()})
+    layer["down"] = nn.Linear(width, hidden, bias=False)
+    layer.bfloat16()
     kept = {}
 
     def note(saved):
         kept[saved.untyped_storage().data_ptr()] = saved
         return saved
 
-    def linear(name, x):
-        return functional.linear(x, weights[name])
-
-    def heads_of(name, x, count):
-        return linear(name, x).view(1, seq, count, -1).transpose(1, 2)
-
     with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
-        x = tensor(seq, hidden)
+        x = torch.randn(seq, hidden, dtype=torch.bfloat16, requires_grad=True)
         normed = functional.layer_norm(x, [hidden])
-        counts = {"q": heads, "k": kv_heads, "v": kv_heads}
-        split = [heads_of(name, normed, count) for name, count in counts.items()]
+        split = [layer[name](normed).view(1, seq, -1, hidden // heads).transpose(1, 2) for name in "qkv"]
         seen = functional.scaled_dot_product_attention(*split, is_causal=True, enable_gqa=True)
-        x = x + linear("o", seen.transpose(1, 2).reshape(seq, hidden))
+        x = x + layer["o"](seen.transpose(1, 2).reshape(seq, hidden))
         normed = functional.layer_norm(x, [hidden])
-        x = x + linear("down", functional.silu(linear("gate", normed)) * linear("up", normed))
-    own = {weight.untyped_storage().data_ptr() for weight in weights.values()}
-    found = sum(saved.untyped_storage().nbytes() for at, saved in kept.items() if at not in own)
+        x = x + layer["down"](functional.silu(layer["gate"](normed)) * layer["up"](normed))
+    for weight in layer.parameters():
+        kept.pop(weight.untyped_storage().data_ptr(), None)
+    found = sum(saved.untyped_storage().nbytes() for saved in kept.values())
     sizes = {"kv_heads": kv_heads, "feed_forward": width}
     flash = formulas.activation_bytes(seq, 1, hidden, heads, 1, recompute="selective", **sizes)
     assert found == pytest.approx(flash + 2 * seq * width, rel=0.03)
@@ -260,6 +252,7 @@ def test_plans_of_runs_that_were_made():
     run = {"tensor_parallel": 8, "pipeline": 8, "recompute": "full", "peak": 312e12, "tokens": 300e9}
     gpt3 = plans.plan(job(params=175e9, gpus=1024, batch_tokens=1536 * 2048, **run))
     assert gpt3["days"] == pytest.approx(36.5, abs=0.1)
+    assert gpt3["tokens_per_second"] * gpt3["days"] * formulas.DAY == pytest.approx(300e9)
     run = {"tensor_parallel": 8, "pipeline": 16, "interleave": 8, "mfu": 0.55, "seq": 8192, "tokens": 15.6e12}
     model = {"params": 405e9, "layers": 126, "hidden": 16384, "heads": 128}
     llama = plans.plan(job(gpus=8192, sequence_parallel=True, **run, **model))
@@ -274,6 +267,7 @@ def test_what_context_and_expert_parallel_ranks_send():
     assert once == pytest.approx(10 * (pairs / 1e8 + 5e-6))
     again = formulas.ring_attention_seconds(pairs, 4, 1e8, 5e-6, "full")  # forward passes them twice
     assert again == pytest.approx(13 * (pairs / 1e8 + 5e-6))
+    assert [formulas.ring_attention_seconds(1, ranks, 1, 0) for ranks in (1, 2)] == [0, 4]
     run = {"seq": 131_072, "batch_tokens": 2**22, "tensor_parallel": 8, "stage": 3, "bandwidth_network": 1e8}
     slow = job(gpus=256, context_parallel=4, **run, **plans.named("llama3-70b"))
     found = plans.plan(slow)["step_seconds"]["exposed context-parallel communication"]
@@ -291,6 +285,12 @@ def test_what_context_and_expert_parallel_ranks_send():
     dense = 2 * (model["params"] - experts)
     rest = formulas.all_reduce_seconds(dense, 64, 50e9, 5e-6, "two-level", 8, 450e9)
     assert found["data_parallel_seconds"] == pytest.approx(apart + rest)
+    # Eight copies, each sharded over a machine, where it is gathered for each micro-batch.
+    found = plans.plan(job(stage=3, replicate=8, bandwidth_network=5e9))
+    inside = formulas.all_reduce_seconds(2 * 7.5e9, 8, 450e9, 5e-6, "ring")
+    between = formulas.all_reduce_seconds(2 * 7.5e9 / 8, 8, 5e9, 5e-6, "ring")
+    expected = 1.5 * found["microbatches"] * inside + between
+    assert found["data_parallel_seconds"] == pytest.approx(expected)
 
 
 def test_what_a_plan_assumes():
@@ -395,11 +395,18 @@ def call(*words, cwd=ROOT):
     return subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True, timeout=100)
 
 
-def test_any_model_is_planned_from_what_one_process_measured(capsys):
-    words = (
-        "--params 25e6 --seconds-per-example 1e-3 --activations-per-example 1e8 --batch-examples 4096 --json"
+def test_the_command_prints_a_report(capsys):
+    command.main(["--params", "7.5e9", "--gpus", "64", "--stage", "0"])
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        "a transformer of 7.5 billion parameters, 34 layers of 4,352 with 34 heads\n64 GPUs: "
     )
-    words += " --algorithm ring --bandwidth-network 1e9"
+    assert "fits: no (needs 130.3 GB of 80 GB a GPU); cut it by --stage 3, --recompute full, " in printed
+
+
+def test_any_model_is_planned_from_what_one_process_measured(capsys):
+    words = "--params 25e6 --seconds-per-example 1e-3 --activations-per-example 1e8 --batch-examples 4096"
+    words += " --algorithm ring --bandwidth-network 1e9 --json"
     plan = {}
     for gpus in ("1", "8", "256"):
         command.main([*words.split(), "--gpus", gpus])
