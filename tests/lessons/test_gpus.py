@@ -77,37 +77,6 @@ def test_a_gpu_that_is_not_there_is_refused(gpus, capsys, monkeypatch):
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize(("count", "number", "expected"), [(3, 1, 1), (3, 3, 0)])
-def test_processes_share_gpus_only_if_they_may(gpus, monkeypatch, capsys, count, number, expected):
-    gpus(count)
-    arguments = workload.parser("03_ddp_spawn.py", "").parse_args([])
-    arguments.world_size = 4
-    monkeypatch.delenv("SHARE_GPU", raising=False)
-    with pytest.raises(SystemExit):
-        workload.check(arguments)
-    assert "put SHARE_GPU=1 in front of the command" in capsys.readouterr().err
-    monkeypatch.setenv("SHARE_GPU", "1")
-    monkeypatch.setenv("NCCL_HOSTID", "")  # which it sets: put back at the end
-    workload.check(arguments)
-    with pytest.raises(SystemExit):
-        workload.check(arguments, can_share=False)  # the frameworks
-    refusal = capsys.readouterr().err
-    assert "GPU: start fewer processes, or put CUDA_VISIBLE_DEVICES" in refusal.replace("GPUs", "GPU")
-    assert "SHARE_GPU" not in refusal
-    workload.check(arguments, uses_gpus=False, can_share=False)
-    taken = []
-    monkeypatch.setattr(workload.machine.torch.accelerator, "set_device_index", taken.append)
-    monkeypatch.setattr(
-        workload.machine.torch.accelerator,
-        "current_accelerator",
-        lambda: workload.machine.torch.device("cuda"),
-    )
-    assert str(workload.pick_device(number)) == f"cuda:{expected}" and taken == [expected]
-    # Between GPUs of one machine NCCL has its own ways: only who shares one is said to be on another.
-    own = f"-{os.getpid()}" if number >= count else ""
-    assert os.environ["NCCL_HOSTID"].removeprefix(socket.gethostname()) == own
-
-
 @pytest.mark.parametrize(
     ("tasks", "on_node", "is_refused"),
     [

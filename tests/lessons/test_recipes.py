@@ -87,9 +87,19 @@ def images():
     return workload.draw_digits(1200, seed=1)
 
 
+def test_an_epoch_has_no_image_twice_and_an_order_of_its_own(tmp_path, images):
+    streaming.write_shards(tmp_path / "shards", images)
+    stream = streaming.Stream(tmp_path / "shards", 0, list(range(12)), 10)
+    found = []
+    for epoch in (1, 2):
+        stream.begin(epoch, 0)
+        found.append([tuple(image.flatten().tolist()) for chunk, _ in stream for image in chunk])
+    assert found[0] != found[1] and all(len(each) == len(set(each)) > 900 for each in found)
+
+
 @pytest.mark.quick("2-0")
 @pytest.mark.night
-@pytest.mark.parametrize(("processes", "workers"), [(2, 0), (3, 0), (4, 0), (2, 2)])
+@pytest.mark.parametrize(("processes", "workers"), [(2, 0), (3, 0), (12, 0), (2, 2)])
 def test_streaming_has_the_curve_of_one_process(recipe, one_process, tmp_path, processes, workers):
     recipe("streaming", processes, *FEW, "--workers", workers)
     check_curve(tmp_path / "run/out", "streaming", one_process, processes)

@@ -3,12 +3,11 @@
 import json
 import re
 import signal
-import socket
 import sys
 
 import pytest
 
-from tests.lessons.test_errors import ENTRIES, PROBE, RENDEZVOUS, TORCHRUN, says
+from tests.lessons.test_errors import ENTRIES, PROBE, TORCHRUN, says
 from tools import launcher
 from tools.lessons import ROOT
 
@@ -43,17 +42,6 @@ def test_what_torchrun_tells_its_processes(forked):
 
 
 # ---- errors.md
-
-
-@pytest.mark.long
-def test_a_busy_endpoint_has_not_the_message_of_a_busy_port(forked):
-    with socket.socket(socket.AF_INET6) as other:
-        other.bind(("::", 0))
-        endpoint = f"localhost:{other.getsockname()[1]}"
-        words = [*RENDEZVOUS, "read_timeout=1", "--rdzv-endpoint", endpoint, PROBE, "raised"]
-        result = forked(words)
-    assert says(result.stderr, ["The connection to the C10d store has failed"]), result.stderr
-    assert "EADDRINUSE" not in result.stderr
 
 
 @pytest.mark.long("both")
