@@ -21,7 +21,6 @@ from torch.nn import functional
 from parts import stages, timeline
 from planner import __main__ as command
 from planner import dry_run, failures, formulas, plans, search
-from tests.helpers import lines
 from tools.lessons import ROOT
 
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text())
@@ -365,18 +364,12 @@ def test_a_search_is_a_plan_of_each_and_none_is_faster():
     found = search.search(searched(**given), None)
     speeds = [one["tokens_per_second"] for one in found]
     assert speeds == sorted(speeds, reverse=True) and all(one["fits"] for one in found)
-    for one in found[:20]:
-        assert one == plans.plan({name: one["job"][name] for name in job()})
-        ranks = one["data_parallel"]
-        for size in layout_of(one):
-            ranks *= size
-        assert ranks == 512
+    assert all(one == plans.plan({name: one["job"][name] for name in job()}) for one in found[:20])
     by_hand = {"tensor_parallel": 4, "pipeline": 4, "interleave": 2, "stage": 1, "sequence_parallel": True}
     assert plans.plan(job(**given, **by_hand))["tokens_per_second"] <= speeds[0]
     some = search.search(searched(**given, tensor_parallel=8, stage=3, recompute="full"))
-    assert len(some) == 5
-    assert {(one["job"]["tensor_parallel"], one["job"]["stage"]) for one in some} == {(8, 3)}
-    assert {one["job"]["recompute"] for one in some} == {"full"}
+    kept = {tuple(one["job"][name] for name in ("tensor_parallel", "stage", "recompute")) for one in some}
+    assert len(some) == 5 and kept == {(8, 3, "full")}
 
 
 def test_what_bounds_a_plan():
@@ -479,23 +472,17 @@ def test_the_command_plays_the_same_with_one_seed(capsys):
     assert f"{figures['moving']['drawn']:.2%}" in said[0]
 
 
-@pytest.mark.parametrize("words", REFUSED["planner"])
-def test_bad_input_gets_one_line(words, capsys):
-    check_refusal(command.main, words, REFUSED["planner"][words], capsys)
+BAD = [(command.main, words) for words in REFUSED["planner"]]
+BAD += [(dry_run.main, words) for words in REFUSED["dry_run"]]
 
 
-@pytest.mark.parametrize("words", REFUSED["dry_run"])
-def test_bad_input_of_the_dry_run_gets_one_line(words, capsys):
-    check_refusal(dry_run.main, words, REFUSED["dry_run"][words], capsys)
-    assert not torch.distributed.is_initialized()
-
-
-def check_refusal(main, words, error, capsys):
+@pytest.mark.parametrize(("main", "words"), BAD)
+def test_bad_input_gets_one_line(main, words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     said = capsys.readouterr()
     assert (ended.value.code, said.out) == (2, "")
-    assert lines.is_like(said.err, f"error: {error}")
+    assert said.err == f"error: {(REFUSED['planner'] | REFUSED['dry_run'])[words]}\n"
 
 
 def test_the_commands_in_the_docstring_run(tmp_path):
@@ -504,33 +491,6 @@ def test_the_commands_in_the_docstring_run(tmp_path):
     assert len(commands) == 6
     for words in commands:
         assert call(*words, cwd=tmp_path).returncode == 0
-
-
-def test_every_source_is_used():
-    """By a figure or a choice in published.toml, or in words, by a test."""
-    used = {figure["source"] for figure in PUBLISHED["figures"]}
-    used |= {row[0] for row in PUBLISHED["choices"]["rows"]}
-    used |= set(re.findall(r'SOURCES\["(\S+)"\]', Path(__file__).read_text()))
-    assert used == PUBLISHED["sources"].keys()
-
-
-def check_quoted(texts, capsys):
-    """Each command is followed by parts of what it prints."""
-    for text in texts:
-        if text.startswith("--params"):
-            command.main(text.split())
-            words, printed = text, " ".join(capsys.readouterr().out.split())
-        else:
-            assert text in printed, f"{words}: {text}, not {printed}"
-
-
-def test_the_table_of_the_kinds_of_parallelism_says_what_the_planner_says(capsys):
-    section = (ROOT / "lessons/README.md").read_text().split("## Which kind of parallelism do I need?")[1]
-    rows = [line.split("|")[1:-1] for line in section.splitlines() if re.match(r"\|.*`--params", line)]
-    assert len(rows) == 10
-    for _, _, kind, options, said, lesson in rows:
-        check_quoted(re.findall(r"`(.+)`", options) + re.findall(r"`([^`]+)`", said), capsys)
-        assert bool(lesson.strip()) != kind.strip().startswith("not "), kind
 
 
 def test_the_published_runs_are_recomputed_as_the_page_says(capsys):
@@ -561,17 +521,22 @@ def test_answers_on_paper_are_what_the_formulas_return(number):
         assert f"{eval(code, vars(formulas).copy()):.3g}" == f"{float(result.rstrip('.')):.3g}", code
 
 
-def test_the_speedup_by_tensor_parallelism_is_what_the_planner_says(capsys):
-    section = (ROOT / "lessons/pages/11.md").read_text().split("computes an example")[1].split("<!--")[0]
-    said = re.findall(r"`([^`]+)`", section)
-    assert len(said) == 5
-    check_quoted(said, capsys)
-
-
-def test_when_not_to_distribute_is_what_the_planner_says(capsys):
-    """In the lists below the table."""
-    section = (ROOT / "lessons/README.md").read_text().split("**When not to distribute at all.**")[1]
-    lines = [line for line in section.splitlines() if line.startswith("- ")]
-    said = [text for line in lines for text in re.findall(r"`([^`]+)`", line)]
-    assert len(lines) == 13 and sum(text.startswith("--params") for text in said) == 16
-    check_quoted(said, capsys)
+@pytest.mark.parametrize(
+    ("page", "begin", "end", "commands"),
+    [
+        ("README.md", "## Which kind of parallelism do I need?", "\n## ", 26),
+        ("pages/11.md", "computes an example", "<!--", 2),
+    ],
+)
+def test_what_a_page_says_the_planner_prints_is_what_it_prints(capsys, page, begin, end, commands):
+    """In its tables and lists, a command is followed by parts of what it prints."""
+    section = (ROOT / "lessons" / page).read_text().split(begin)[1].split(end)[0]
+    rows = [line for line in section.splitlines() if line.startswith(("- ", "| "))]
+    spans = [span for row in rows for span in re.findall(r"`([^`]+)`", row)]
+    assert sum(span.startswith("--params") for span in spans) == commands
+    for span in spans:
+        if span.startswith("--params"):
+            command.main(span.split())
+            words, printed = span, " ".join(capsys.readouterr().out.split())
+        else:
+            assert span in printed, f"{words}: {span}, not {printed}"
