@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.lines import check_curve
-from tools import launcher, lessons
+from tools import launcher
 from tools.testbed import hosts
 
 ROOT = launcher.ROOT
@@ -90,21 +90,17 @@ def check_kubernetes(text):
     limits = [int(options[name]) for name in ("--time-limit", "--shutdown-timeout")]
     limits.append(pod.get("terminationGracePeriodSeconds", 30))
     named = service["metadata"]["name"]
-    assert spec.get("completionMode") == "Indexed", "the pods have no numbers"
     assert spec["parallelism"] == pods, "not all pods run at once"
     assert options["--nnodes"] == f"1:{pods}", "--nnodes is not the number of pods"
     assert options["--rdzv-endpoint"] == endpoint, f"--rdzv-endpoint is not {endpoint}"
     assert service["spec"].get("clusterIP") == "None", "the service is not headless"
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}, "it selects no pod"
     assert pod.get("subdomain") == named, "the pods' subdomain is not the service"
-    assert pod["restartPolicy"] == "Never", "podFailurePolicy needs restartPolicy Never"
     assert gpus == int(options["--nproc-per-node"]), f"{gpus} GPUs for {options['--nproc-per-node']}"
     assert snapshots == claim["metadata"]["name"], "--out is not on the claimed disk"
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"], "a disk that only one node may write to"
     assert mounts.get("/dev/shm", {}).get("emptyDir", {}).get("medium") == "Memory", "no memory at /dev/shm"
     assert limits == sorted(set(limits)), "a pod is killed before its agent, or its processes are"
-    assert spec.get("activeDeadlineSeconds"), "nothing ends a job that hangs"
-    assert "is_host=" in options["--rdzv-conf"], "which pod has the rendezvous is left to DNS"
 
 
 def torchrun_options(command):
@@ -145,7 +141,6 @@ def check_sagemaker(text):
     assert parameters.get("out") == snapshots, "--out is not on the disk that the machines share"
     assert disk.get("FileSystemAccessMode") == "rw", "the lesson may not write to that disk"
     assert request.get("VpcConfig"), "a file system is reached from its own network only"
-    assert parameters.get("snapshot-every"), "a lost spot instance costs an epoch"
     waits_long = stop["MaxRuntimeInSeconds"] <= stop.get("MaxWaitTimeInSeconds", 0)
     assert waits_long, "a spot job waits for at least as long as it may run"
     assert request["EnableManagedSpotTraining"], "not on spot instances"
@@ -413,12 +408,3 @@ def test_the_table_has_a_row_for_each_way():
     rows = re.findall(r"^\| `([\w :./-]+?)[` ]", table, re.M)
     assert rows == ["torchrun", "torchrun", *WAYS]
     assert "torchrun --nnodes" in table and "--node-rank" in table
-
-
-def test_a_process_takes_its_gpu_before_it_makes_the_group():
-    """Or all processes of a machine would take GPU 0. (workload.pick_device calls set_device_index.)"""
-    texts = [lesson.path.read_text() for lesson in lessons.LESSONS]
-    texts = [text for text in texts if "dist.init_process_group(" in text]
-    assert len(texts) > len(lessons.LESSONS) // 2
-    for text in texts:
-        assert 0 < text.find("workload.pick_device(") < text.index("dist.init_process_group("), text[:80]

@@ -339,21 +339,6 @@ def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, compar
 WAITS = {"13_gpt": 3, "16_experts": 2}
 
 
-def sizes_of(lesson):
-    words = [*lesson.small.split(), "--epochs", "1"]
-    return dict(zip(words[::2], words[1::2], strict=True))
-
-
-def difference(on_gpus, lesson, sizes, other):
-    """The waits that the second of two runs has in addition, by line."""
-    processes = 1 if lesson.is_one_process() else max(2, lesson.processes)
-    found = []
-    for folder, each in (("a", sizes), ("b", sizes | other)):
-        arguments = (*(word for pair in each.items() for word in pair), *ALWAYS.get(lesson.stem, ()))
-        found.append(on_gpus(lesson, processes, *arguments, gpus=2, folder=folder).waits)
-    return {place: n - found[0].get(place, 0) for place, n in found[1].items() if n != found[0].get(place, 0)}
-
-
 @needs_pretended
 @pytest.mark.quick("04")
 @pytest.mark.long("09", "11", "15", "16")
@@ -365,30 +350,19 @@ def difference(on_gpus, lesson, sizes, other):
 )
 def test_no_step_waits_for_the_gpu(on_gpus, lesson):
     """With twice the steps, a run waits no more often: the processor stays ahead of the GPU."""
-    sizes = sizes_of(lesson)
-    images = int(sizes["--train-size"])
-    more = difference(on_gpus, lesson, sizes, {"--train-size": str(2 * images)})
+    words = lesson.small.split()
+    sizes = dict(zip(words[::2], words[1::2], strict=True))
+    images, processes = int(sizes["--train-size"]), 1 if lesson.is_one_process() else max(2, lesson.processes)
+    found = []
+    for size in (images, 2 * images):
+        more = ("--train-size", size, "--epochs", 1, *ALWAYS.get(lesson.stem, ()))
+        found.append(on_gpus(lesson, processes, *words, *more, gpus=2, folder=str(size)).waits)
+    more = {place: n - found[0].get(place, 0) for place, n in found[1].items()}
     steps = images // int(sizes["--batch-size"])
     assert sum(more.values()) == WAITS.get(lesson.stem, 0) * steps, more
     page = (launcher.ROOT / "lessons/launch/README.md").read_text()
     rows = dict(re.findall(r"^\| (\w+) \| (\d+) \| ", page, re.M))
     assert int(rows.get(lesson.number, 0)) == WAITS.get(lesson.stem, 0)
-
-
-@needs_pretended
-@pytest.mark.long("05")
-@pytest.mark.night
-@pytest.mark.parametrize("lesson", lessons.LADDER, ids=lambda lesson: lesson.number)
-def test_an_epoch_waits_once_in_addition_to_its_report_and_its_snapshot(on_gpus, lesson):
-    sizes = sizes_of(lesson)
-    lines = lesson.path.read_text().splitlines()
-    others = {}
-    for place, n in difference(on_gpus, lesson, sizes, {"--epochs": "2"}).items():
-        name, number = place.split(" ")[0].split(":")
-        line = lines[int(number) - 1] if name.endswith(lesson.path.name) else name
-        if not re.search(r"report\(|save|snapshot", line):
-            others[place] = n
-    assert sum(others.values()) <= 1, others
 
 
 @needs_pretended

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from types import SimpleNamespace
 
 import pytest
 
@@ -77,13 +76,3 @@ def test_it_names_rows_that_the_page_has():
     headings = re.findall(r"^##+ (.*)", (ROOT / "lessons/pages/port.md").read_text(), re.M)
     there = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
     assert len(rows) > 10 and rows <= there
-
-
-def test_a_process_is_killed_when_there_is_a_snapshot():
-    """Before it, a kill does not show a forgotten optimizer: once, both came at step 7 of 14."""
-    from port import check
-
-    kinds = ["file", "step", "step", "file", "step", "file"]
-    ranks = {0: [{"kind": kind} for kind in kinds], 1: [{"kind": "step"}] * 3}
-    assert check.first_write(SimpleNamespace(ranks=ranks)) == 2
-    assert check.first_write(SimpleNamespace(ranks={1: ranks[1]})) == 0

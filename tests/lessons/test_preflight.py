@@ -1,6 +1,5 @@
 """The preflight on real processes and on real hosts: what it says when all is well, and what it names."""
 
-import os
 import re
 import sys
 import tempfile
@@ -202,22 +201,6 @@ def test_ranks_share_gpus_only_if_they_may(start, gpus, ranks):
             lines = result.stdout.splitlines()
             assert (result.code, lines[-1]) == (0, WELL), result.stdout + result.stderr
             assert lines[0] == f"{ranks} ranks on 1 host, by nccl"
-
-
-@pytest.mark.parametrize(
-    ("gpus", "sharing"),
-    [
-        (["a 1", "a 2", "b 1", "b 2"], []),  # --gpus-per-task: each process numbers its own GPU 0
-        (["a 1", "a 1", "b 1", "b 1"], [1, 3]),
-    ],
-)
-def test_only_those_who_share_a_gpu_are_said_to_be_on_another_machine(monkeypatch, gpus, sharing):
-    seen = [{"host": one[0], "gpu": one[2:] or None} for one in gpus]
-    monkeypatch.setenv("SHARE_GPU", "1")
-    for rank in range(len(gpus)):
-        monkeypatch.setenv("NCCL_HOSTID", "")  # which it sets: put back at the end
-        preflight.share_gpus(rank, seen)
-        assert (os.environ["NCCL_HOSTID"] != "") == (rank in sharing)
 
 
 def test_without_a_launcher_it_says_how_to_start_it(start):

@@ -35,7 +35,6 @@ def recipe(forked, start):
             result = start("", words=words, folder=folder, environment=environment, gpus=gpus).finish()
         else:
             result = forked(words, environment, folder, gpus)
-        recipe.waits = result.waits
         if result.code and "error: this GPU has no bf16: " in result.stderr:
             pytest.skip("this GPU has no bf16, and the recipe refuses to start")
         assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
@@ -70,16 +69,10 @@ FEW = ("--train-size", 1200, "--test-size", 300, "--epochs", 2, "--lr", 0.3)  # 
 
 
 @pytest.fixture
-def one_process(once, forks):
+def one_process(recipe, tmp_path):
     """The curve of streaming.py on one process."""
-
-    def make(folder):
-        words = ["torchrun", "--standalone", "--nproc-per-node", 1, ROOT / "lessons/recipes/streaming.py"]
-        code, left = forks.run([str(word) for word in [*words, *FEW]], folder, {}, limit=240)
-        assert (code, left) == (0, []), (folder / ".err").read_text()
-        return launcher.read_curve(folder / "out", "streaming")
-
-    return once("streaming", make)
+    recipe("streaming", 1, *FEW, folder="one")
+    return launcher.read_curve(tmp_path / "one/out", "streaming")
 
 
 @pytest.fixture
@@ -334,20 +327,6 @@ def test_a_recipe_has_the_cpus_curve_on_gpus(recipe, tmp_path, name, gpus):
     if not pretending.real():
         reports = (json.loads(path.read_text()) for path in (tmp_path / "gpus/.reports").iterdir())
         assert any(map(any, (report["memory"] for report in reports))), "it has used the CPU"
-
-
-@needs_gpus
-@pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
-@pytest.mark.night
-def test_a_step_in_fp16_waits_for_the_gpu_twice(recipe):
-    """For the scaler's decision and for its scale. Batch norm and the board have their own files."""
-    found = []
-    for images in (144, 264):  # 5 and 10 steps
-        words = ("--train-size", images, *SMALL[2:], "--epochs", 1, "--precision", "fp16", "--patience", 9)
-        recipe("mixed_precision", 2, *words, gpus=2, folder=str(images))
-        own = (count for place, count in recipe.waits.items() if place.startswith("recipes/"))
-        found.append(sum(own))
-    assert found[1] - found[0] == 5 * 2, recipe.waits
 
 
 @needs_gpus

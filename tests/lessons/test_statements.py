@@ -14,7 +14,7 @@ from tools.lessons import ROOT
 COMMAND = launcher.command("04_ddp_torchrun", 1)[0][0]  # torchrun, of this environment
 RECIPES = (ROOT / "lessons/pages/recipes.md").read_text()
 
-# ---- pages 03 and 06, notebook 04
+# ---- page 03, notebook 04
 
 
 def test_a_collective_that_only_rank_0_calls_meets_the_next_one_of_the_others(forked):
@@ -22,14 +22,6 @@ def test_a_collective_that_only_rank_0_calls_meets_the_next_one_of_the_others(fo
     result = forked([*TORCHRUN, "only_rank_0_sums"])
     assert result.stdout == "correct: 80.25\n"
     assert says(result.stderr, ENTRIES["Connection closed by peer"][0]), result.stderr
-
-
-@pytest.mark.long
-def test_the_report_shows_the_process_whose_end_was_noticed_first(start):
-    """Page 06: neither the lowest rank nor the first to raise, if both fail in one second."""
-    report = start("", words=[COMMAND, *TORCHRUN[1:], "slow_to_end"]).finish().stderr
-    assert report.count("1970-01-01_00:00:00") == 2, report
-    assert "rank      : 1 (local_rank: 1)" in report.partition("Root Cause (first observed failure):")[2]
 
 
 def test_what_torchrun_tells_its_processes(forked):

@@ -7,12 +7,19 @@ without those that have a plus. Each has an entry in ROWS: what comes before it 
 "without", what holds after the lines of one process.
 """
 
+# ruff: noqa: F401, F403, F405 (the lines of the page use the imports)
+
+import argparse
 import gc
+import os
 import re
 import sys
 import tempfile
 import textwrap
+import types
+from contextlib import nullcontext
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -20,25 +27,14 @@ import torch.distributed as dist
 import torch.distributed.nn  # before init_process_group, or gloo may abort the process at exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+from torch.utils.data import *
+from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "lessons/pages/port.md"
 sys.path.append(str(ROOT / "lessons/port"))
 
-IMPORTS = """
-import argparse, os, sys, types
-from contextlib import nullcontext
-from itertools import islice
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
-from torch.utils.data import WeightedRandomSampler, get_worker_info
-from tqdm import tqdm
-"""
 SEEN = """
     seen = {1: [], 2: []}
     def train_step(inputs, targets):
@@ -365,15 +361,13 @@ def gather(value):
 def names(folder):
     """What the ten lines have made."""
     torch.manual_seed(0)
-    found = {"gather": gather, "rank": dist.get_rank(), "world_size": 2, "device": torch.device("cpu")}
-    found |= {"seed": 1, "epoch": 1, "epochs": 2, "batch_size": 8, "size": 4, "folder": folder}
-    exec(IMPORTS, found)
+    found = {"rank": dist.get_rank(), "world_size": 2, "device": torch.device("cpu"), "folder": folder}
+    found |= {"seed": 1, "epoch": 1, "epochs": 2, "batch_size": 8, "size": 4, "model": nn.Linear(1, 1)}
     found["loss_function"] = nn.functional.mse_loss
-    found["train_set"] = torch.utils.data.TensorDataset(torch.arange(48.0).view(48, 1), torch.arange(48))
-    found["model"] = nn.Linear(1, 1)
+    found["train_set"] = TensorDataset(torch.arange(48.0).view(48, 1), torch.arange(48))
     found["ddp_model"] = DistributedDataParallel(found["model"])
     found["optimizer"] = torch.optim.SGD(found["model"].parameters(), 0.1)
-    return found
+    return globals() | found
 
 
 def main():

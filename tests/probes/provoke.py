@@ -4,7 +4,6 @@ test_errors.py and test_statements.py start it, with torchrun where it needs two
 prints.
 """
 
-import atexit
 import io
 import json
 import os
@@ -23,7 +22,6 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn  # before init_process_group, or gloo may abort the process at exit
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -320,17 +318,6 @@ def only_rank_0(correct):
         print("correct:", correct.item(), flush=True)
     dist.all_reduce(torch.tensor([0.25]))
     os._exit(0)  # rank 1: as a fork it would otherwise wait for rank 0
-
-
-@record
-def slow_to_end():
-    """Both processes raise in the same second, rank 0 first; but torchrun sees rank 1 end first."""
-    time.time = lambda: 0  # the clock of the report, which otherwise might begin a second in between
-    if RANK == 0:
-        atexit.register(time.sleep, 60)
-    else:
-        time.sleep(0.5)
-    raises()
 
 
 def environment():
