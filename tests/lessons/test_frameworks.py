@@ -370,9 +370,7 @@ def test_gradients_lie_in_ddps_buckets_only_if_it_is_told_so(forks, tmp_path):
     page = (FOLDER / "README.md").read_text()
     for rank in (0, 1):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
-        copied, views = (list(one.values()) for one in found)
-        # Gradients, of which in buckets; the bytes of the buckets, and of both.
-        assert (copied, views) == ([8, 0, 129_128, 258_256], [8, 8, 129_128, 129_128])
+        assert found == [[129_128, 258_256], [129_128, 129_128]]
     assert "| DDP | 129,128 | 129,128 | 129,128 | | 129,128 |" in page
     assert "| DDP, `gradient_as_bucket_view=True` | 129,128 | in the buckets | 129,128 | | 129,128 |" in page
 
