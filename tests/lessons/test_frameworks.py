@@ -229,14 +229,6 @@ def test_two_processes_do_not_share_a_gpu(start, tmp_path, script):
         assert result.code != 0 and lines == [TOO_FEW]
 
 
-@pytest.mark.night
-@pytest.mark.parametrize("script", [pytest.param("deepspeed_ddp", marks=ON_GPUS)])
-def test_on_the_cpu_it_does_not_count_gpus(start, tmp_path, script):
-    """Its launcher sets CUDA_VISIBLE_DEVICES, so that the script sees the GPU that it does not use."""
-    result = on_gpus(start, script, tmp_path, 1, DS_ACCELERATOR="cpu")
-    assert result.code == 0, result.stdout + result.stderr
-
-
 @pytest.mark.long("accelerate_ddp")
 @pytest.mark.night
 @pytest.mark.parametrize("script", [pytest.param(script, marks=ON_GPUS) for script in FORKED])

@@ -182,20 +182,6 @@ def test_bf16_resumes_with_the_same_losses_and_is_close_to_fp32(mixed):
     assert mixed("bf16", "--crash-at", 2, folder="resumed")[0] == losses
 
 
-def test_fused_sgd_still_needs_the_warning_on_the_page():
-    """If this fails, torch has mended it: take the paragraph and the condition in the script away."""
-    parameter = torch.nn.Parameter(torch.ones(64))
-    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, fused=True)
-    parameter.grad = torch.zeros(64)
-    optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(1.0)
-    torch.use_deterministic_algorithms(True)  # fills memory that nothing was written into with NaN
-    try:
-        optimizer.step()  # as GradScaler.step calls it after an overflow
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert optimizer.state[parameter]["momentum_buffer"].isnan().all()
-
-
 # ---- LoRA
 
 

@@ -35,24 +35,21 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "lessons/pages/port.md"
 sys.path.append(str(ROOT / "lessons/port"))
 
-SEEN = """
-    seen = {1: [], 2: []}
-    def train_step(inputs, targets):
-        seen[epoch].append(targets.tolist())
-"""
-ALL_ONCE = """
-    ranks = gather(seen)
-    for epoch in (1, 2):
-        assert sorted(n for rank in ranks for batch in rank[epoch] for n in batch) == list(range(48))
-        assert [len(batch) for batch in ranks[0][epoch]] == [size] * 6
-    assert ranks[0][1] != ranks[0][2]
-"""
 NET = "Net = lambda: nn.Sequential(nn.Linear(1, 4), nn.Sequential(nn.BatchNorm1d(4)))"
 WEIGHTS = "[p.detach().flatten().tolist() for p in model.parameters()]"
 ROWS = {
     "A shuffled DataLoader": {
-        "setup": SEEN,
-        "then": ALL_ONCE,
+        "setup": """
+            seen = {1: [], 2: []}
+            train_step = lambda inputs, targets: seen[epoch].append(targets.tolist())
+        """,
+        "then": """
+            ranks = gather(seen)
+            for epoch in (1, 2):
+                assert sorted(n for rank in ranks for batch in rank[epoch] for n in batch) == list(range(48))
+                assert [len(batch) for batch in ranks[0][epoch]] == [size] * 6
+            assert ranks[0][1] != ranks[0][2]
+        """,
         "without": "ranks = gather(seen); assert ranks[0] == ranks[1] and len(seen[1]) == 6",
     },
     "A sampler of your own": {
