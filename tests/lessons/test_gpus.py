@@ -44,14 +44,6 @@ def test_all_images_are_kept_on_the_device():
         assert {batch.device.type for pair in loader for batch in pair} == {"meta"}
 
 
-def test_lessons_with_a_mesh_let_nccl_connect_at_the_start():
-    """With device_id, PyTorch splits this connection for the groups of the mesh."""
-    texts = {lesson.stem: lesson.path.read_text() for lesson in lessons.LESSONS}
-    with_mesh = {stem for stem, text in texts.items() if "make_mesh(" in text}
-    assert with_mesh > {"11_tensor_parallel", "12_mesh"}
-    assert with_mesh == {stem for stem in with_mesh if "device_id=device_id" in texts[stem]}
-
-
 @pytest.fixture
 def gpus(monkeypatch):
     """As if the machine had so many."""

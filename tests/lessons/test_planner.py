@@ -39,7 +39,7 @@ def unit(printed):
 def test_a_formula_gives_what_was_published(figure):
     for *given, printed in figure["rows"]:
         given = [RATES.get(value, value) for value in given]
-        found = getattr(formulas, figure["function"])(*given, **figure.get("options", {}))
+        found = getattr(formulas, figure["function"])(*given)
         found = (1 - found if figure.get("complement") else found) / figure.get("unit", 1)
         assert found == pytest.approx(float(printed), rel=0, abs=figure.get("within", unit(printed))), given
 
