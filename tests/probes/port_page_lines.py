@@ -115,15 +115,10 @@ ROWS = {
         "setup": """
             sampler = DistributedSampler(train_set, seed=seed)
             loader = DataLoader(train_set, size, sampler=sampler)
+            orders_of = lambda batches: [targets.tolist() for _, targets in islice(batches, 12)]
         """,
-        "then": """
-            orders = [targets.tolist() for _, targets in islice(endless(loader), 12)]
-            assert orders[:6] != orders[6:]
-        """,
-        "without": """
-            orders = [targets.tolist() for _, targets in islice(endless(loader), 12)]
-            assert orders[:6] == orders[6:]
-        """,
+        "then": "orders = orders_of(endless(loader)); assert orders[:6] != orders[6:]",
+        "without": "orders = orders_of(endless(loader)); assert orders[:6] == orders[6:]",
     },
     "A loss that is a sum": {
         "setup": """
@@ -183,16 +178,12 @@ ROWS = {
     },
     "Random augmentation with workers": {
         "setup": """
-            generator = torch.Generator()
-            drawn = {1: [], 2: []}
-            class Random(torch.utils.data.Dataset):
-                def __len__(self):
-                    return 48
+            generator, drawn = torch.Generator(), {1: [], 2: []}
+            class Random(list):
                 def __getitem__(self, index):
                     return torch.rand(()), index
-            train_set = Random()
-            def train_step(inputs, targets):
-                drawn[epoch] += inputs.tolist()
+            train_set = Random(range(48))
+            train_step = lambda inputs, targets: drawn[epoch].extend(inputs.tolist())
         """,
         "then": """
             assert len({n for rank in gather(drawn) for numbers in rank.values() for n in numbers}) == 96
