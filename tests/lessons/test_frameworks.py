@@ -229,14 +229,6 @@ def test_two_processes_do_not_share_a_gpu(start, tmp_path, script):
         assert result.code != 0 and lines == [TOO_FEW]
 
 
-@pytest.mark.night
-@pytest.mark.parametrize("script", [pytest.param("deepspeed_ddp", marks=ON_GPUS)])
-def test_on_the_cpu_it_does_not_count_gpus(start, tmp_path, script):
-    """Its launcher sets CUDA_VISIBLE_DEVICES, so that the script sees the GPU that it does not use."""
-    result = on_gpus(start, script, tmp_path, 1, DS_ACCELERATOR="cpu")
-    assert result.code == 0, result.stdout + result.stderr
-
-
 @pytest.mark.long("accelerate_ddp")
 @pytest.mark.night
 @pytest.mark.parametrize("script", [pytest.param(script, marks=ON_GPUS) for script in FORKED])
@@ -370,9 +362,7 @@ def test_gradients_lie_in_ddps_buckets_only_if_it_is_told_so(forks, tmp_path):
     page = (FOLDER / "README.md").read_text()
     for rank in (0, 1):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
-        copied, views = (list(one.values()) for one in found)
-        # Gradients, of which in buckets; the bytes of the buckets, and of both.
-        assert (copied, views) == ([8, 0, 129_128, 258_256], [8, 8, 129_128, 129_128])
+        assert found == [[129_128, 258_256], [129_128, 129_128]]
     assert "| DDP | 129,128 | 129,128 | 129,128 | | 129,128 |" in page
     assert "| DDP, `gradient_as_bucket_view=True` | 129,128 | in the buckets | 129,128 | | 129,128 |" in page
 
@@ -400,13 +390,3 @@ def test_the_page_shows_lines_of_the_scripts_that_shard(script):
     (lines,) = re.findall(rf"\({script}\.py\)(?:(?!```).)*```python\n(.*?)```", page, re.S)
     lines = [line.strip() for line in lines.splitlines() if line.strip()]
     assert len(lines) > 5 and not [line for line in lines if line not in text]
-
-
-def test_every_link_leads_to_a_file():
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (FOLDER / "README.md").read_text()):
-        assert target.startswith("http") or (FOLDER / target).exists(), target
-
-
-def test_the_requirements_are_pinned():
-    lines = [line for path in FOLDER.glob("*.txt") for line in path.read_text().splitlines()]
-    assert all(re.fullmatch(r"#.*|[\w-]+==[\d.]+", line) for line in lines)

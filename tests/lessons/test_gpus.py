@@ -2,13 +2,11 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import nullcontext
 
 import pytest
-from torch import nn
 from torch.utils.data import DataLoader
 
 import workload
@@ -24,7 +22,7 @@ TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchru
 
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
 def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_others(forks, tmp_path, lesson):
-    """On the way each trains with what its optimizer does on a GPU, which does not take all parameters."""
+    """And takes it before it makes the group: or all processes of a machine would take GPU 0."""
     options = ("--epochs", 1, *lesson.small.split())
     command = launcher.command("04_ddp_torchrun", 2, *options)
     result = run_probe(forks, tmp_path, "groups_and_device", command, lesson.path)
@@ -44,20 +42,6 @@ def test_all_images_are_kept_on_the_device():
     for images in workload.load_images(arguments, "meta"):
         loader = DataLoader(images, 5, collate_fn=workload.collate)
         assert {batch.device.type for pair in loader for batch in pair} == {"meta"}
-    texts = {lesson.stem: lesson.path.read_text() for lesson in lessons.LESSONS}
-    train_on = "drop_last=True, collate_fn=workload.collate"
-    of_images = {stem for stem, text in texts.items() if train_on in text and "load_images(" in text}
-    assert {lesson.stem for lesson in lessons.LADDER} <= of_images
-    for stem in of_images:
-        assert texts[stem].count("workload.load_images(arguments, device)") == 1, stem
-
-
-def test_lessons_with_a_mesh_let_nccl_connect_at_the_start():
-    """With device_id, PyTorch splits this connection for the groups of the mesh."""
-    texts = {lesson.stem: lesson.path.read_text() for lesson in lessons.LESSONS}
-    with_mesh = {stem for stem, text in texts.items() if "make_mesh(" in text}
-    assert with_mesh > {"11_tensor_parallel", "12_mesh"}
-    assert with_mesh == {stem for stem in with_mesh if "device_id=device_id" in texts[stem]}
 
 
 @pytest.fixture
@@ -84,93 +68,38 @@ def test_a_gpu_that_is_not_there_is_refused(gpus, capsys, monkeypatch):
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize(("count", "number", "expected"), [(1, 1, 0), (3, 1, 1), (3, 3, 0)])
-def test_processes_share_gpus_only_if_they_may(gpus, monkeypatch, capsys, count, number, expected):
-    gpus(count)
-    arguments = workload.parser("03_ddp_spawn.py", "").parse_args([])
-    arguments.world_size = 4
-    monkeypatch.delenv("SHARE_GPU", raising=False)
-    with pytest.raises(SystemExit):
-        workload.check(arguments)
-    assert "put SHARE_GPU=1 in front of the command" in capsys.readouterr().err
-    monkeypatch.setenv("SHARE_GPU", "1")
-    monkeypatch.setenv("NCCL_HOSTID", "")  # which it sets: put back at the end
-    workload.check(arguments)
-    with pytest.raises(SystemExit):
-        workload.check(arguments, can_share=False)  # the frameworks
-    refusal = capsys.readouterr().err
-    assert "GPU: start fewer processes, or put CUDA_VISIBLE_DEVICES" in refusal.replace("GPUs", "GPU")
-    assert "SHARE_GPU" not in refusal
-    workload.check(arguments, uses_gpus=False, can_share=False)
-    taken = []
-    monkeypatch.setattr(workload.machine.torch.accelerator, "set_device_index", taken.append)
-    monkeypatch.setattr(
-        workload.machine.torch.accelerator,
-        "current_accelerator",
-        lambda: workload.machine.torch.device("cuda"),
-    )
-    assert str(workload.pick_device(number)) == f"cuda:{expected}" and taken == [expected]
-    # Between GPUs of one machine NCCL has its own ways: only who shares one is said to be on another.
-    own = f"-{os.getpid()}" if number >= count else ""
-    assert os.environ["NCCL_HOSTID"].removeprefix(socket.gethostname()) == own
-
-
-@pytest.mark.parametrize(
-    ("tasks", "on_node", "is_refused"),
-    [
-        (2, 2, False),  # srun --gpus-per-task=1, with one task for each process
-        (2, 1, True),  # two tasks and one GPU
-        (1, 2, True),  # one task, in which torchrun has started two processes
-    ],
-)
-def test_a_gpu_that_slurm_gives_to_each_task_is_not_shared(
-    gpus, monkeypatch, capsys, tasks, on_node, is_refused
-):
+@pytest.mark.parametrize(("on_node", "is_refused"), [(2, False), (1, True)])
+def test_a_gpu_that_slurm_gives_to_each_task_is_not_shared(gpus, monkeypatch, capsys, on_node, is_refused):
     """With NCCL_HOSTID, NCCL would take the two for two machines, and use sockets between their GPUs."""
     gpus(1)
-    environment = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    environment |= {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_GPUS_ON_NODE": on_node}
-    for name, value in environment.items():
+    environment = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "SLURM_STEP_NUM_TASKS": 2}
+    for name, value in (environment | {"SLURM_GPUS_ON_NODE": on_node}).items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("NCCL_HOSTID", raising=False)
-    arguments = workload.parser("04_ddp_torchrun.py", "").parse_args([])
-    with pytest.raises(SystemExit) if is_refused else nullcontext():
-        workload.check(arguments)
     torch, taken = workload.machine.torch, []
     monkeypatch.setattr(torch.accelerator, "set_device_index", taken.append)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     with pytest.raises(SystemExit) if is_refused else nullcontext():
+        workload.check(workload.parser("04_ddp_torchrun.py", "").parse_args([]))
         workload.pick_device(1)
     assert taken == ([] if is_refused else [0]) and "NCCL_HOSTID" not in os.environ
 
 
-@pytest.mark.parametrize(
-    ("built_with", "error", "said"),
-    [(None, None, "was built without CUDA"), ("13.0", RuntimeError("driver too old\n..."), "driver too old")],
-)
-def test_a_gpu_that_torch_cannot_take_is_spoken_of(tmp_path, monkeypatch, capsys, built_with, error, said):
+def test_a_gpu_that_torch_cannot_take_is_spoken_of(tmp_path, monkeypatch, capsys):
     """A driver's program that lists one is all that there is of it here."""
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-0)'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    torch = workload.machine.torch
-    monkeypatch.setattr(torch.version, "cuda", built_with)
-
-    def init():
-        raise error
-
-    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(workload.machine.torch.version, "cuda", None)
     arguments = workload.parser("03_ddp_spawn.py", "").parse_args(["--out", str(tmp_path)])
     workload.check(arguments)
     note = capsys.readouterr().err
-    assert note.startswith("note: this machine has a GPU, but the run uses the CPU: ") and said in note
+    assert note.startswith("note: this machine has a GPU, but the run uses the CPU: ")
+    assert "was built without CUDA" in note
     assert note.count("\n") == 1
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    workload.check(arguments)
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     workload.check(arguments)
     assert capsys.readouterr().err == ""
 
@@ -184,11 +113,8 @@ WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"] 
         (WHEEL, (8, 9), None),  # by the code for 8.6
         (WHEEL, (13, 0), None),  # by compute_120, which the driver compiles
         (WHEEL, (7, 0), "torch's build for CUDA 12.6"),
-        (WHEEL, (3, 7), "a build that does"),
         (WHEEL, (11, 0), "a build that does"),
-        (["sm_50", "sm_70", "sm_86", "sm_90a"], (8, 0), "a build that does"),
         (["sm_50", "sm_70", "sm_86", "sm_90a"], (9, 0), None),
-        ([], (6, 1), None),  # nothing is known
     ],
 )
 def test_a_gpu_that_torch_was_not_built_for_is_refused(monkeypatch, capsys, built_for, capability, cure):
@@ -221,13 +147,7 @@ def test_convolutions_and_products_have_32_bits_also_in_older_torch():
 
 
 @pytest.mark.parametrize(
-    ("version", "needed"),
-    [
-        ("2.8.0+cu126", "2.9"),
-        ("2.11.0+cu130", "2.13"),
-        ("2.13.0", None),
-        ("2.14.0.dev20261101+cpu", None),
-    ],
+    ("version", "needed"), [("2.8.0+cu126", "2.9"), ("2.11.0", "2.13"), ("2.14.0.dev20261101+cpu", None)]
 )
 def test_a_torch_that_is_too_old_is_refused(monkeypatch, capsys, version, needed):
     """Any lesson by the oldest that they have in common, 10 by the one that it names."""
@@ -242,14 +162,7 @@ def test_a_torch_that_is_too_old_is_refused(monkeypatch, capsys, version, needed
     assert capsys.readouterr().err == (line if needed else "")
 
 
-def test_a_snapshot_of_another_architecture_is_not_taken():
-    """Also if it has the same class and as many parameters."""
-    arguments = workload.parser("05.py", "").parse_args([])
-    one, other = (workload.settings(arguments, nn.Sequential(each())) for each in (nn.GELU, nn.ReLU))
-    assert "model Sequential of 0 parameters" in workload.problem_with("05.snapshot", one, other)
-
-
-@pytest.mark.parametrize(("gpus", "expected"), [(0, {2, 4, 8}), (3, {2, 4, 8}), (4, {4, 8}), (9, {8})])
+@pytest.mark.parametrize(("gpus", "expected"), [(0, {2, 4, 8}), (9, {8})])
 def test_any_number_of_gpus_runs_all_lessons(gpus, expected):
     """On a power of two: 11 cannot shard four heads over three. On too few GPUs they share."""
     found = [lesson.processes_for(gpus) for lesson in lessons.LESSONS if not lesson.is_one_process()]
@@ -257,35 +170,17 @@ def test_any_number_of_gpus_runs_all_lessons(gpus, expected):
     assert {lesson.processes_for(gpus) for lesson in lessons.LESSONS if lesson.is_one_process()} == {1}
 
 
-@pytest.mark.parametrize(
-    ("visible", "listed", "share", "expected"),
-    [
-        (None, 0, "", [" None", " None"]),
-        (None, 1, "1", ["None HOST-node0", "None HOST-node1"]),
-        (None, 2, "", ["0 None", "1 None"]),
-        ("", 2, "", [" None", " None"]),
-        ("2,3", 8, "", ["2 None", "3 None"]),
-        ("5", 8, "1", ["5 HOST-node0", "5 HOST-node1"]),
-    ],
-)
-def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible, listed, share, expected):
-    """nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES. To NCCL, those that share a GPU are two machines."""
-    lines = "\n".join(f"GPU {number}: NVIDIA H200 (UUID: GPU-{number})" for number in range(listed))
+def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch):
+    """nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES."""
     for name, text in (
-        ("nvidia-smi", f"cat <<END\n{lines}\nEND\n"),
-        ("torchrun", 'echo "${CUDA_VISIBLE_DEVICES-None} ${NCCL_HOSTID-None}"\n'),
+        ("nvidia-smi", "for gpu in 0 1 2 3; do echo GPU $gpu: NVIDIA H200; done"),
+        ("torchrun", "echo $CUDA_VISIBLE_DEVICES ${NCCL_HOSTID-None}"),
     ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("SHARE_GPU", share)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     monkeypatch.delenv("NCCL_HOSTID", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    script = launcher.ROOT / "lessons/launch/two_terminals.sh"
-    seen = [
-        subprocess.run(["bash", script, node], capture_output=True, text=True).stdout.removesuffix("\n")
-        for node in ("0", "1")
-    ]
-    assert [line.replace(socket.gethostname(), "HOST") for line in seen] == expected
+    words = ["bash", launcher.ROOT / "lessons/launch/two_terminals.sh"]
+    seen = [subprocess.check_output([*words, node], text=True) for node in ("0", "1")]
+    assert seen == ["2 None\n", "3 None\n"]

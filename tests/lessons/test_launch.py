@@ -2,7 +2,6 @@
 repository and with themselves, and what they run is run, on hosts that are network namespaces."""
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.lines import check_curve
-from tools import launcher, lessons
+from tools import launcher
 from tools.testbed import hosts
 
 ROOT = launcher.ROOT
@@ -54,10 +53,6 @@ def check_container(text):
     python = re.search(r"python:(\d\.\d+)", text)[1]
     conda = re.search(r"python=(\S+)", (ROOT / "environment.yml").read_text())[1]
     assert python == conda, f"python {python}, but environment.yml has {conda}"
-    tested = re.search(r"\(3, (\d+)\) <= sys.version_info < \(3, (\d+)\)", (ROOT / "Makefile").read_text())
-    assert int(tested[1]) <= int(python[2:]) < int(tested[2]), f"python {python} is not one of the README"
-    assert re.findall(r"^FROM \S+ AS (\S+)", text, re.M) == ["lessons", "sagemaker"]
-    assert "-r requirements.txt" in text
     copied = []
     for word, rest in instructions(text):
         if word == "COPY":
@@ -94,21 +89,17 @@ def check_kubernetes(text):
     limits = [int(options[name]) for name in ("--time-limit", "--shutdown-timeout")]
     limits.append(pod.get("terminationGracePeriodSeconds", 30))
     named = service["metadata"]["name"]
-    assert spec.get("completionMode") == "Indexed", "the pods have no numbers"
     assert spec["parallelism"] == pods, "not all pods run at once"
     assert options["--nnodes"] == f"1:{pods}", "--nnodes is not the number of pods"
     assert options["--rdzv-endpoint"] == endpoint, f"--rdzv-endpoint is not {endpoint}"
     assert service["spec"].get("clusterIP") == "None", "the service is not headless"
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}, "it selects no pod"
     assert pod.get("subdomain") == named, "the pods' subdomain is not the service"
-    assert pod["restartPolicy"] == "Never", "podFailurePolicy needs restartPolicy Never"
     assert gpus == int(options["--nproc-per-node"]), f"{gpus} GPUs for {options['--nproc-per-node']}"
     assert snapshots == claim["metadata"]["name"], "--out is not on the claimed disk"
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"], "a disk that only one node may write to"
     assert mounts.get("/dev/shm", {}).get("emptyDir", {}).get("medium") == "Memory", "no memory at /dev/shm"
     assert limits == sorted(set(limits)), "a pod is killed before its agent, or its processes are"
-    assert spec.get("activeDeadlineSeconds"), "nothing ends a job that hangs"
-    assert "is_host=" in options["--rdzv-conf"], "which pod has the rendezvous is left to DNS"
 
 
 def torchrun_options(command):
@@ -120,20 +111,14 @@ def torchrun_options(command):
 # ---- SageMaker ----
 
 
-@functools.cache
-def interface():
-    """What CreateTrainingJob takes, as botocore describes it. Nothing here calls Amazon."""
+def check_sagemaker(text):
+    """By what botocore says that CreateTrainingJob takes. Nothing here calls Amazon."""
     from botocore.loaders import Loader
     from botocore.model import ServiceModel
-
-    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
-    return model.operation_model("CreateTrainingJob").input_shape
-
-
-def check_sagemaker(text):
     from botocore.validate import ParamValidator
 
-    request, shape = json.loads(text), interface()
+    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+    request, shape = json.loads(text), model.operation_model("CreateTrainingJob").input_shape
     report = ParamValidator().validate(request, shape)
     assert not report.has_errors(), report.generate_report()
     for wrong, words in unlike(request, shape):
@@ -149,7 +134,6 @@ def check_sagemaker(text):
     assert parameters.get("out") == snapshots, "--out is not on the disk that the machines share"
     assert disk.get("FileSystemAccessMode") == "rw", "the lesson may not write to that disk"
     assert request.get("VpcConfig"), "a file system is reached from its own network only"
-    assert parameters.get("snapshot-every"), "a lost spot instance costs an epoch"
     waits_long = stop["MaxRuntimeInSeconds"] <= stop.get("MaxWaitTimeInSeconds", 0)
     assert waits_long, "a spot job waits for at least as long as it may run"
     assert request["EnableManagedSpotTraining"], "not on spot instances"
@@ -285,18 +269,6 @@ def start_pods(network, image, disk):
     return pods[::-1]
 
 
-def wait_until_it_listens(command, port, limit=60):
-    """Wait until a process of this command waits for others at a port of its host."""
-    deadline = time.monotonic() + limit
-    while time.monotonic() < deadline:
-        for pid in command.alive(r"/torchrun "):
-            for name in ("tcp", "tcp6"):
-                if re.search(rf":{port:04X} \S+ 0A ", Path(f"/proc/{pid}/net/{name}").read_text()):
-                    return
-        time.sleep(0.1)
-    pytest.fail(f"nobody listens at port {port} of {command.name}. It wrote:\n{command.output()}")
-
-
 @pytest.mark.night
 @needs_tools
 def test_kubernetes_pods_train_are_told_to_stop_and_go_on(network, image, tmp_path, reference):
@@ -305,8 +277,7 @@ def test_kubernetes_pods_train_are_told_to_stop_and_go_on(network, image, tmp_pa
     with open(known, "a") as file:  # what Kubernetes tells a pod of itself
         file.write("10.0.0.1 rungs-0\n10.0.0.2 rungs-1\n")
     pods = start_pods(network, image, disk)
-    wait_until_it_listens(pods[0], 29400)
-    time.sleep(1)  # and what it tells DNS, which takes it a while
+    time.sleep(8)  # and what it tells DNS, which takes it a while
     with open(known, "a") as file:
         file.write("10.0.0.1 rungs-0.rungs\n10.0.0.2 rungs-1.rungs\n")
     pods[0].wait_for("epoch  1 |", 120)
@@ -401,36 +372,12 @@ def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(tmp_path):
 
 # ---- the ways to meet that the page lists ----
 
-WAYS = ("env", "tcp", "file", "store")
+TABLE = PAGE.partition("## How processes meet")[2].partition("\n## ")[0]
+WAYS = re.findall(r"^\| `([\w :./-]+?)[` ]", TABLE, re.M)
 
 
-@pytest.mark.quick("tcp", "file", "store")
-@pytest.mark.night
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS[2:])
 def test_two_processes_meet(forked, way):
+    """By the commands of the docstring. Tests of hosts run torchrun's two ways, the first of the table."""
     result = forked([sys.executable, FOLDER / "ways_to_meet.py", way])
     assert (result.code, result.stdout) == (0, f"{way}: 2 processes have met\n"), result.stderr
-
-
-@pytest.mark.long
-def test_the_command_of_the_docstring(start):
-    words = [sys.executable, FOLDER / "ways_to_meet.py", "env"]
-    result = start("03_ddp_spawn", words=words).finish()
-    assert (result.code, result.stdout) == (0, "env: 2 processes have met\n"), result.stderr
-
-
-def test_the_table_has_a_row_for_each_way():
-    """And torchrun's two, which tests of hosts run: elastic in test_hosts.py, static above."""
-    table = PAGE.partition("## How processes meet")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([\w :./-]+?)[` ]", table, re.M)
-    assert rows == ["torchrun", "torchrun", *WAYS]
-    assert "torchrun --nnodes" in table and "--node-rank" in table
-
-
-def test_a_process_takes_its_gpu_before_it_makes_the_group():
-    """Or all processes of a machine would take GPU 0. (workload.pick_device calls set_device_index.)"""
-    texts = [lesson.path.read_text() for lesson in lessons.LESSONS]
-    texts = [text for text in texts if "dist.init_process_group(" in text]
-    assert len(texts) > len(lessons.LESSONS) // 2
-    for text in texts:
-        assert 0 < text.find("workload.pick_device(") < text.index("dist.init_process_group("), text[:80]

@@ -187,18 +187,6 @@ def test_both_fsdps_have_lesson_01s_curve(old, reference, script, processes):
     assert curve[-1]["accuracy"] == recount(result.out / f"{script}.pt", 997)
 
 
-@pytest.mark.long
-def test_both_fsdps_have_one_curve_in_fp16_too(old, reference):
-    sizes = (*TINY[:-1], 2, "--lr", 0.1)
-    options = (*sizes, "--precision", "fp16")
-    results = [old(name, 2, *options, folder=name) for name in ("fsdp1", "fsdp2")]
-    curves = map(launcher.read_curve, (result.out for result in results), ("fsdp1", "fsdp2"))
-    first, second = (curve[-1]["loss"] for curve in curves)
-    in_32_bits = reference(*sizes)[-1]["loss"]
-    assert abs(first - second) < 5e-3 * second  # the first has a loss in fp16, with three digits
-    assert min(abs(first - in_32_bits), abs(second - in_32_bits)) > 1e-6 * in_32_bits, "not in fp16"
-
-
 def test_a_checkpoint_with_more_than_weights_is_refused_and_then_loaded(tmp_path):
     weights = nn.DataParallel(workload.ConvNet((1, 28, 28))).state_dict()
     torch.save({"model": weights, "arguments": argparse.Namespace(lr=0.1)}, tmp_path / "old.pt")
@@ -308,12 +296,6 @@ def test_sharding_a_ddp_model_runs_and_the_other_order_is_refused(forked, tmp_pa
     error = f"NotImplementedError: {operator} does not have a sharding strategy registered."
     assert error in said(result.stderr)
     assert quoted(error)
-
-
-def test_the_old_policy_has_another_name_now():
-    from torch.distributed.fsdp import wrap
-
-    assert not hasattr(wrap, "default_auto_wrap_policy") and wrap.size_based_auto_wrap_policy
 
 
 # ---- the page

@@ -60,13 +60,6 @@ def test_the_diff_on_the_page_turns_a_script_into_its_port(tmp_path, name):
     assert patched(before.read_text(), text, tmp_path) == after.read_text()
 
 
-def test_a_script_as_people_write_it_is_100_to_140_lines_and_has_nothing_of_ours():
-    text = (FOLDER / "before.py").read_text()
-    assert 100 <= len(text.splitlines()) <= 140
-    imported = {line.split()[1].split(".")[0] for line in text.splitlines() if re.match("import|from", line)}
-    assert imported - set(sys.stdlib_module_names) == {"torch", "tqdm"}
-
-
 @BOTH
 def test_the_script_before_learns_and_goes_on(forked, name):
     before = FOLDER / f"{name.replace('after', 'before')}.py"

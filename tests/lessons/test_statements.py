@@ -3,21 +3,18 @@
 import json
 import re
 import signal
-import socket
 import sys
 
 import pytest
-import torch
-from torch import nn
 
-from tests.lessons.test_errors import ENTRIES, PROBE, RENDEZVOUS, TORCHRUN, says
+from tests.lessons.test_errors import ENTRIES, PROBE, TORCHRUN, says
 from tools import launcher
 from tools.lessons import ROOT
 
 COMMAND = launcher.command("04_ddp_torchrun", 1)[0][0]  # torchrun, of this environment
 RECIPES = (ROOT / "lessons/pages/recipes.md").read_text()
 
-# ---- pages 03 and 06, notebook 04
+# ---- page 03, notebook 04
 
 
 def test_a_collective_that_only_rank_0_calls_meets_the_next_one_of_the_others(forked):
@@ -25,14 +22,6 @@ def test_a_collective_that_only_rank_0_calls_meets_the_next_one_of_the_others(fo
     result = forked([*TORCHRUN, "only_rank_0_sums"])
     assert result.stdout == "correct: 80.25\n"
     assert says(result.stderr, ENTRIES["Connection closed by peer"][0]), result.stderr
-
-
-@pytest.mark.long
-def test_the_report_shows_the_process_whose_end_was_noticed_first(start):
-    """Page 06: neither the lowest rank nor the first to raise, if both fail in one second."""
-    report = start("", words=[COMMAND, *TORCHRUN[1:], "slow_to_end"]).finish().stderr
-    assert report.count("1970-01-01_00:00:00") == 2, report
-    assert "rank      : 1 (local_rank: 1)" in report.partition("Root Cause (first observed failure):")[2]
 
 
 def test_what_torchrun_tells_its_processes(forked):
@@ -45,24 +34,6 @@ def test_what_torchrun_tells_its_processes(forked):
 
 
 # ---- errors.md
-
-
-@pytest.mark.long
-def test_a_busy_endpoint_has_not_the_message_of_a_busy_port(forked):
-    with socket.socket(socket.AF_INET6) as other:
-        other.bind(("::", 0))
-        endpoint = f"localhost:{other.getsockname()[1]}"
-        words = [*RENDEZVOUS, "read_timeout=1", "--rdzv-endpoint", endpoint, PROBE, "raised"]
-        result = forked(words)
-    assert says(result.stderr, ["The connection to the C10d store has failed"]), result.stderr
-    assert "EADDRINUSE" not in result.stderr
-
-
-@pytest.mark.long
-def test_the_last_number_of_the_key_is_the_rank_in_the_group(forked):
-    """Rank 2 is missing, which is rank 1 of the group of ranks 1 and 2."""
-    result = forked([sys.executable, PROBE, "part_never_joins"])
-    assert re.search(r"wait timeout after \d+ms, keys: \S+/1$", result.stderr, re.M), result.stderr
 
 
 @pytest.mark.long("both")
@@ -79,50 +50,6 @@ def test_only_nohup_and_the_option_together_survive_the_end_of_a_connection(star
     assert result.code == {"nohup": 1, "option": -signal.SIGHUP, "both": 0}[protection], result.stderr
 
 
-def scaled_step(scaler, backward=True, scales=True, keeps=True, of=None):
-    """A step with the scaler; each option leaves out a part of it."""
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD((of or model).parameters(), lr=1)
-    loss = model(torch.ones(1, 2)).sum()
-    loss = scaler.scale(loss) if scales else loss
-    if backward:
-        loss.backward()
-    if not keeps:
-        optimizer.zero_grad()
-    before = model.bias.item()
-    scaler.step(optimizer)
-    scaler.update()
-    return before - model.bias.item()
-
-
-def test_the_scaler_finds_no_gradients_or_no_scale():
-    for mistake in ({"backward": False}, {"keeps": False}, {"of": nn.Linear(2, 1)}):
-        with pytest.raises(AssertionError, match="No inf checks were recorded for this optimizer"):
-            scaled_step(torch.amp.GradScaler("cpu"), **mistake)
-    scaler = torch.amp.GradScaler("cpu")
-    with pytest.raises(AssertionError, match="Attempted step but _scale is None"):
-        scaled_step(scaler, scales=False)
-    assert scaled_step(scaler) == pytest.approx(1)
-    assert scaled_step(scaler, scales=False) < 0.001
-
-
-def test_batch_norm_needs_two_values_per_channel_not_two_examples():
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
-        nn.BatchNorm2d(2)(torch.ones(1, 2, 1, 1))
-    nn.BatchNorm2d(2)(torch.ones(1, 2, 4, 4))
-
-
-def test_frozen_layers_matter_only_to_an_optimizer_that_got_the_trainable_parameters():
-    one, two = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
-    two[0].requires_grad_(False)
-    everything = [torch.optim.SGD(model.parameters(), lr=1) for model in (one, two)]
-    everything[0].load_state_dict(everything[1].state_dict())
-    trainable = [[weight for weight in model.parameters() if weight.requires_grad] for model in (one, two)]
-    first, second = (torch.optim.SGD(weights, lr=1) for weights in trainable)
-    with pytest.raises(ValueError, match="loaded state dict contains a parameter group that doesn't match"):
-        first.load_state_dict(second.state_dict())
-
-
 # ---- recipes.md, older
 
 
@@ -131,15 +58,3 @@ def test_two_calls_untie_weights_and_only_a_call_for_the_parent_reports_it(forke
     (quoted,) = re.findall(r"`ValueError: (Parameter 'decode.weight' .*?)`", RECIPES)
     result = forked([*TORCHRUN, "also_shards_the_parent"], folder="two")
     assert quoted.replace("decode.weight", "1.weight") in result.stderr
-
-
-def test_forward_sync_buffers_still_sends_buffers_once(forked):
-    for option, second in (("buffers_at_first", "1 0.0"), ("buffers_never", "1 1.0")):
-        result = forked([*TORCHRUN, option], {"PYTHONWARNINGS": "default"}, folder=option)
-        assert sorted(result.stdout.splitlines()) == ["0 0.0", second], result.stderr
-
-
-def test_fsdp_stores_shards_padded(forked):
-    """Three rows of two numbers: rank 0 holds two rows, and rank 1 one row and the padding."""
-    result = forked([*TORCHRUN, "padded"])
-    assert sorted(result.stdout.splitlines()) == ["0 16 16"] * 2 + ["1 8 16"] * 2

@@ -1,7 +1,6 @@
 """A lesson on local rank 7 of some machine: the device it asks for, how long its groups wait; RANK.json.
 
-The words: the lesson and its options. The machine has no GPU, so that any number of one will do. Its
-optimizer updates parameters as it would on a GPU: all together (foreach), unless it was told otherwise.
+The words: the lesson and its options. The machine has no GPU, so that any number of one will do.
 """
 
 import json
@@ -13,15 +12,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-import torch.optim.optimizer as optimizer
 
 import workload
 
 asked, pick_device, destroy_process_group = [], workload.pick_device, dist.destroy_process_group
-foreach_devices = optimizer._get_foreach_kernels_supported_devices
 
 
 def pick(number=0):
+    assert not dist.is_initialized()
     asked.append(number)
     return pick_device(number)
 
@@ -35,8 +33,6 @@ def write_and_destroy():
 
 if __name__ == "__main__":
     workload.pick_device, dist.destroy_process_group = pick, write_and_destroy
-    optimizer._get_foreach_kernels_supported_devices = lambda: [*foreach_devices(), "cpu"]
-    assert optimizer._default_to_fused_or_foreach([torch.ones(1)], False) == (False, True)
     os.environ["LOCAL_RANK"] = "7"
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")

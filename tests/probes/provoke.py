@@ -4,7 +4,6 @@ test_errors.py and test_statements.py start it, with torchrun where it needs two
 prints.
 """
 
-import atexit
 import io
 import json
 import os
@@ -23,7 +22,6 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn  # before init_process_group, or gloo may abort the process at exit
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -194,15 +192,6 @@ def other_collective():
     sum_up(torch.ones(1 + RANK))
 
 
-def evaluates_alone():
-    model = ddp(nn.Sequential(linear(), nn.BatchNorm1d(2))).eval()
-    if RANK == 0:
-        model(torch.ones(1, 2))
-    else:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS), dist.group.WORLD)
-    dist.barrier()
-
-
 def of_all_ranks(value):
     """Print what each rank has, on rank 0, where there is no message."""
     group()
@@ -322,32 +311,8 @@ def only_rank_0(correct):
     os._exit(0)  # rank 1: as a fork it would otherwise wait for rank 0
 
 
-@record
-def slow_to_end():
-    """Both processes raise in the same second, rank 0 first; but torchrun sees rank 1 end first."""
-    time.time = lambda: 0  # the clock of the report, which otherwise might begin a second in between
-    if RANK == 0:
-        atexit.register(time.sleep, 60)
-    else:
-        time.sleep(0.5)
-    raises()
-
-
 def environment():
     print(json.dumps(dict(os.environ)))
-
-
-def waits_for_rank_2(rank, port):
-    store = dist.TCPStore("localhost", port, 3, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
-    if rank == 1:
-        dist.new_group([1, 2], timeout=SECOND)
-    time.sleep(60)  # until rank 1 has failed
-
-
-def part_never_joins():
-    """Ranks 1 and 2 of three are to make a group, but only rank 1 comes."""
-    mp.start_processes(waits_for_rank_2, (free_port(),), nprocs=3, start_method="fork")
 
 
 def tied(and_parent):
@@ -363,30 +328,11 @@ def tied(and_parent):
     print(difference.abs().max().item() > 0)
 
 
-def padded():
-    """The bytes of a shard and those of its storage, for a weight of three rows and its gradient."""
-    group()
-    model = fully_shard(linear(3, bias=False), mesh=dist.init_device_mesh("cpu", (WORLD,)))
-    model(torch.ones(1, 2)).sum().backward()
-    for tensor in (model.weight.to_local(), model.weight.grad.to_local()):
-        print(RANK, tensor.nbytes, tensor.untyped_storage().nbytes())
-
-
-def buffers(option):
-    """A buffer of each process after DDP has wrapped the model."""
-    model = nn.BatchNorm1d(1)
-    model.running_mean.fill_(RANK)
-    ddp(model, **{option: False})
-    print(RANK, model.running_mean.item())
-
-
 # ---- what one expression runs into ----
 
 CASES = {
     "also_shards_the_parent": lambda: tied(and_parent=True),
     "attribute_of_the_model": lambda: ddp(nn.Sequential(linear())).fc,
-    "buffers_at_first": lambda: buffers("forward_sync_buffers"),
-    "buffers_never": lambda: buffers("broadcast_buffers"),
     "child_exits": lambda: child(lambda: sys.exit(1)),
     "child_killed": lambda: child(kill),
     "child_raises": lambda: child(raises),
