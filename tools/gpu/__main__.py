@@ -9,13 +9,12 @@ Whether it is right is asked by tests/lessons/test_on_gpus.py, which runs here o
 rehearsal has the quick ones of these tests and one notebook. It does not test a GPU: see
 tools/testbed/README.md. Without g++ it has no tests, and tries the measurements on the CPU.
 
-You will see a row for each thing that was looked at, as soon as it is known, with the seconds that it took,
-and after how many it would have been ended; and a picture, OUT/gpu.png. OUT/gpu.json is written after each
-row, so that a run that is ended early has told what it knew; one that is there is renamed, not overwritten.
-OUT/gpu.log has what a child said that failed. What has not been seen on a GPU comes first. A child that still
-runs when its stage has no time left is ended, and its row fails if it had enough; a stage for which less than
-half of its time is left is not run, and named. In a rehearsal, a stage that takes longer than its own time
-fails. The exit status is 1 if anything failed.
+You will see a row for each thing that was looked at, with the seconds that it took, and after how many it
+would have been ended. OUT/gpu.json is written after each row; one that is there is renamed. OUT/gpu.log has
+what a child said that failed. What has not been seen on a GPU comes first. A child that still runs when its
+stage has no time left is ended, and its row fails if it had enough; a stage for which less than half of its
+time is left is not run. In a rehearsal, a stage that takes longer than its own time fails. The exit status is
+1 if anything failed.
 """
 
 import argparse
@@ -30,7 +29,7 @@ import torch
 
 import workload
 from tools.gpu import speed
-from tools.gpu.harness import ROOT, Check, Job, Stage, clear_out
+from tools.gpu.harness import ROOT, Check, Job, Stage
 from tools.gpu.seen import RESULTS, before
 from tools.testbed import pretending
 from tools.testbed.surroundings import python_path
@@ -110,7 +109,6 @@ def tests(check: Check, names: tuple[str, ...] = ON_GPUS, marks: str = "quick") 
             break
         time.sleep(0.2)
     check.finish("pytest", child)
-    clear_out(ROOT / "out")
     if failed.exists():
         check.log(failed.read_text())
     if child.problem.startswith("still ran"):  # none at all: they wait for each other, say
@@ -191,7 +189,6 @@ def main() -> int | str:
         check.room = torch.cuda.get_device_properties(0).total_memory
     print(check.title(), flush=True)
     status = check.go(stage for number, stage in enumerate(STAGES, 1) if str(number) in arguments.stages)
-    speed.draw(check.facts, arguments.out / "gpu.png", check.title())
     for row in check.rows:
         if row.verdict in ("failed", "not run"):
             print(f"{row.verdict}: {row.stage}: {row.name}: {row.value}")

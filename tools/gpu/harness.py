@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.testbed import pretending
-from tools.testbed.processes import alive, living
+from tools.testbed.processes import alive
 from tools.testbed.surroundings import own_torchrun, python_path, short_folder
 
 HERE = Path(__file__).resolve().parent
@@ -107,15 +107,6 @@ class Child:
         return json.loads([line for line in self.text().splitlines() if line.startswith('{"probe"')][-1])
 
 
-def clear_out(out: Path) -> None:
-    """Remove the folders of notebooks' tests that were ended: out/test-PID, of processes that are gone."""
-    pids = {process.pid for process in living()}
-    for path in out.glob("test-*"):
-        number = path.name.removeprefix("test-")
-        if number.isdigit() and int(number) not in pids:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 class Check:
     """One `make gpu`: its time, its children and its rows."""
 
@@ -128,7 +119,7 @@ class Check:
         self.only_new = False
         self.room = math.inf  # bytes of GPU 0's memory
         self.rows: list[Row] = []
-        self.facts: dict = {}  # what the picture and the file show beside the rows
+        self.facts: dict = {}  # what the file has beside the rows
         self.stage, self.children = "", []
         # What is measured is on GPU 0, however many there are. Ranks that share a GPU get slices of its time:
         # the more of them, the longer each collective.

@@ -47,8 +47,7 @@ def is_first() -> bool:
 
 
 def lock(kind: int) -> None:
-    """Prepare beside others, or be measured alone. Who takes too long with either is ended by its alarm, so
-    that all others have a turn."""
+    """Prepare beside others, or be measured alone. An alarm ends whoever takes too long with either."""
     if is_first() and "LOCK_OF_TURNS" in os.environ:
         signal.alarm(0)
         fcntl.flock(LOCK, kind)
@@ -56,7 +55,7 @@ def lock(kind: int) -> None:
 
 
 def wait_for_turn() -> None:
-    """This process is prepared. Wait until no other one prepares or is measured."""
+    """Wait until no other process prepares or is measured."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # the others need memory too
     lock(fcntl.LOCK_EX)
@@ -82,8 +81,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 
 def busy(events: list[dict], seconds: float) -> dict[str, float]:
-    """Shares of these seconds: "busy", and each kind of kernel; nothing where no kernel ran. "hidden" is the
-    share in which NCCL is at work beside other kernels."""
+    """Shares of these seconds: "busy", each kind of kernel, and "hidden", NCCL beside other kernels."""
     spans = {}  # in microseconds, by kind
     for event in events:
         if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -175,8 +173,8 @@ def numerics():
 
 
 def peers(power=28):
-    """Whether GPU 0 reaches the others' memory directly (P2P), how many bytes a second a copy moves, and
-    whether they are there and come back as they were: on some machines, a P2P copy changes them silently."""
+    """Whether GPU 0 reaches the others' memory directly (P2P), how fast a copy is, and whether its bytes come
+    back as they were: on some machines, a P2P copy changes them silently."""
     sent = torch.randint(256, (2**power,), dtype=torch.uint8)
     found, source = {}, sent.to("cuda:0")
 
@@ -225,11 +223,8 @@ def sizes(largest=26, times=20):
 
 
 def memory(kind, width=4096, layers=16):
-    """What a rank holds at most when a model is replicated (ddp) and when it is sharded (fsdp).
-
-    A stack of linear layers that are wide for their batch, so that weights, gradients and the optimizer's
-    two moments are most of it.
-    """
+    """What a rank holds at most when a model is replicated (ddp) and when it is sharded (fsdp): linear layers
+    that are wide for their batch, so that little of it is activations."""
     device = join()
     torch.manual_seed(0)
     with device:
@@ -275,13 +270,10 @@ class OneProduct(nn.Module):
         return self.project(mixed.transpose(1, 2).flatten(-2))
 
 
-def gpt(
-    *kinds, hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, rounds=5, look=5
-):
+def gpt(*kinds, hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, rounds=5):
     """Lesson 13's model, made large, in bf16 on one GPU: which share of the hardware's peak goes into it.
 
-    compiled   torch.compile of the whole model; or of each block and the loss: blocks
-    autotune   torch.compile tries several kernels for each product
+    compiled   torch.compile of the whole model
     cudnn      attention by cuDNN, and not by PyTorch's own FlashAttention
     fused      one product for query, key and value
 
@@ -304,22 +296,14 @@ def gpt(
         for block in model.blocks:
             block.attention = OneProduct(block.attention)
 
-    def loss_of(scores, following):
-        return cross_entropy(scores.flatten(0, 1), following.flatten())
-
-    mode = "max-autotune-no-cudagraphs" if "autotune" in kinds else None
-    if "blocks" in kinds:
-        loss_of = torch.compile(loss_of, mode=mode)
-        for block in model.blocks:
-            block.compile(mode=mode)
-    elif "compiled" in kinds:
-        model.compile(mode=mode)
+    if "compiled" in kinds:
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step():
         batch = texts[torch.randint(len(texts), (size,), device=device)]
         with torch.autocast(device.type, torch.bfloat16):
-            loss = loss_of(model(batch[:, :-1]), batch[:, 1:])
+            loss = cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimize(optimizer, loss)
 
     seconds_of(device, step, 3)
@@ -330,7 +314,7 @@ def gpt(
     attention = formulas.attention_flops(layers, hidden, length, size, "none")
     flops = formulas.step_flops(layers, hidden, characters, length, size, recompute="none")
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    found = watched(device, step, min(look, steps))
+    found = watched(device, step, min(5, steps))
     return {
         "seconds": seconds,
         "rounds": taken,
