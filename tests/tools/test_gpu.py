@@ -30,17 +30,17 @@ def check(tmp_path):
 
 
 def stage(name, *texts, seconds=5.0, needs=0.0):
-    """A stage that runs these texts of Python and has a row for each, as soon as it has ended."""
+    """A stage that evaluates these texts of Python and has a row for each, as soon as it has ended."""
 
     def work(check):
-        jobs = {
-            f"{name} {number}": harness.Job([sys.executable, "-c", text], seconds=needs)
-            for number, text in enumerate(texts)
-        }
+        jobs = {}
+        for number, text in enumerate(texts):
+            words = [sys.executable, "-c", f"import json; print(json.dumps({{'probe': {text}}}))"]
+            jobs[f"{name} {number}"] = harness.Job(words, seconds=needs)
         check.run(jobs, lambda each, child: check.judge(each, [child], look))
 
-    def look(child):
-        return child.text(), "good" in child.text()
+    def look(said):
+        return said["probe"], said["probe"] == "good"
 
     return harness.Stage(name, seconds, seconds, work)
 
@@ -51,12 +51,11 @@ def verdicts(check):
 
 def test_what_fails_is_a_failed_row_and_the_rest_goes_on(check, tmp_path):
     """Also a child that hangs, with what it has started in another session, as torchrun does."""
-    hangs = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)'], "
-    hangs += "start_new_session=True)"
-    sees = f"print('good' if 'a 1' in open({str(tmp_path / 'gpu.json')!r}).read() else 'no row yet')"
+    hangs = "__import__('subprocess').run(['sleep', '99'], start_new_session=True)"
+    sees = f"'good' if 'a 1' in open({str(tmp_path / 'gpu.json')!r}).read() else 'no row yet'"
     check.end = check.began + 6
     faulty = harness.Stage("fault", 0.1, 0.1, lambda check: {}["nothing"])
-    a = stage("a", hangs, "print('good')", sees, "print('bad')", "1 / 0", seconds=4)
+    a = stage("a", hangs, "'good'", sees, "'bad'", "1 / 0", seconds=4)
     assert check.go([faulty, a, stage("long")]) == 1
     assert verdicts(check) == [
         ("the stage", "failed"),
@@ -84,7 +83,8 @@ def test_what_fails_is_a_failed_row_and_the_rest_goes_on(check, tmp_path):
 
 def test_a_stage_of_a_rehearsal_fails_if_it_takes_longer_than_its_own_time(tmp_path):
     check = harness.Check(tmp_path, minutes=1, is_rehearsal=True, gpus=0)
-    assert check.go([stage("it", "import time; time.sleep(99)", seconds=1, needs=60), stage("short")]) == 1
+    slow = stage("it", "__import__('time').sleep(99)", seconds=1, needs=60)
+    assert check.go([slow, stage("short")]) == 1
     # It had 1 s and needs 60.
     assert verdicts(check) == [("it 0", "not run"), ("the whole stage", "failed"), ("the whole stage", "ok")]
 

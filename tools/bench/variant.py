@@ -97,8 +97,7 @@ def size_of(path):
 
 
 def clock_saving():
-    """Note how long snapshots stop training: from gathering their content until training goes on. In lesson
-    06b that includes all of the writing; in 09 only the rest of the previous snapshot."""
+    """Note how long snapshots stop training: with all of the writing in 06b; with the rest of the last in 09."""
     times, stood, waited = {}, [], [0.0]
 
     def note(name):

@@ -23,6 +23,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -50,28 +51,24 @@ def numerics(check: Check) -> None:
     job.seconds = 15  # of the 20 that its stage has
     (child,) = check.run({"numerics": job}).values()
 
-    def machine(child):
+    def machine(said):
         """Children that fell back to the CPU would pass what follows."""
-        found = child.said()
-        check.facts |= {name: found[name] for name in ("gpus", "versions", "bf16")}
-        check.room = check.room if check.is_rehearsal else found["free"] or check.room
-        named = [f"{name} {version}" for name, version in found["versions"].items()]
-        if found["bf16"] is False:
-            named.append("no bf16")
-        return ", ".join(found["gpus"] + named), len(found["gpus"]) == check.gpus
+        check.facts |= {name: said[name] for name in ("gpus", "versions", "bf16")}
+        check.room = check.room if check.is_rehearsal else said["free"] or check.room
+        named = [f"{name} {version}" for name, version in said["versions"].items()]
+        named += ["no bf16"] * (said["bf16"] is False)
+        return ", ".join(said["gpus"] + named), len(said["gpus"]) == check.gpus
 
-    def flags(child):
-        found = child.said()["flags"]
-        return ", ".join(f"{name} {value}" for name, value in found.items()), found == FLAGS
+    def flags(said):
+        return ", ".join(f"{name} {value}" for name, value in said["flags"].items()), said["flags"] == FLAGS
+
+    def error(said, name):
+        return f"{said[name]:.1e}", said[name] < 1e-5
 
     check.judge("the machine", [child], machine, f"{check.gpus} GPUs")
     check.judge("flags after set_seed", [child], flags, "repeatable, and fp32 with 32 bits")
     for name in ("convolution", "product"):
-
-        def error(child, name=name):
-            return f"{child.said()[name]:.1e}", child.said()[name] < 1e-5
-
-        check.judge(f"a {name} in fp32 against float64", [child], error, EXACT)
+        check.judge(f"a {name} in fp32 against float64", [child], partial(error, name=name), EXACT)
 
 
 ON_GPUS = (

@@ -169,7 +169,7 @@ class Check:
         self.save()
 
     def judge(self, name: str, children: Iterable[Child | None], look: Callable, expected: str = "") -> None:
-        """A row about some children: look(*children) returns a value, or a value and whether it is right."""
+        """A row about some children: look(what they say) returns a value, and perhaps whether it is right."""
         children = list(children)
         if None in children:
             return self.row(name, "its stage had no time left", expected, "not run")
@@ -177,7 +177,7 @@ class Check:
         times = (longest.took, longest.limit)
         if bad := next((child for child in children if child.problem), None):
             return self.row(name, bad.problem, expected, bad.verdict(), *times)
-        found = look(*children)
+        found = look(*(child.said() for child in children))
         value, is_right = found if isinstance(found, tuple) else (found, None)
         verdict = {None: "measured", True: "ok", False: "failed"}[is_right]
         return self.row(name, value, expected, verdict, *times)
@@ -268,19 +268,17 @@ class Check:
                     stage.work(self)
                 except Exception as error:  # a fault of ours must not take the other stages with it
                     self.row("the stage", f"{type(error).__name__}: {error}", "", "failed")
-                self.end_of_stage(time.monotonic() - now, limit)
+                seconds = time.monotonic() - now
+                value, verdict = (
+                    ("in time", "ok") if seconds <= limit else ("more to do than time", "not run")
+                )
+                verdict = "failed" if verdict != "ok" and self.is_rehearsal else verdict
+                self.row("the whole stage", value, "", verdict, seconds, limit)
         finally:
             for child in self.children:
                 child.end()
             shutil.rmtree(self.folder, ignore_errors=True)
         return int(any(row.verdict == "failed" for row in self.rows))
-
-    def end_of_stage(self, seconds: float, limit: float) -> None:
-        """What was still running at the deadline was ended."""
-        value, verdict = ("in time", "ok") if seconds <= limit else ("more to do than time", "not run")
-        if verdict != "ok" and self.is_rehearsal:
-            verdict = "failed"
-        self.row("the whole stage", value, "", verdict, seconds, limit)
 
     # ---- commands
 

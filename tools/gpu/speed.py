@@ -3,6 +3,7 @@
 import math
 import re
 from functools import partial
+from itertools import product
 
 from tools.gpu.harness import Check, Job
 from tools.testbed import pretending
@@ -119,21 +120,20 @@ def alone(check: Check) -> None:
         else:
             jobs[name] = job
 
-    def step_of_resnet(child, name):
-        said = check.facts.setdefault("ladder", {})[name] = child.said()
+    def step_of_resnet(said, name):
+        check.facts.setdefault("ladder", {})[name] = said
         peak = share_of_peak(check, said["images/s"] * said["flops"], name == "repeatable")
         waits = f"{said['input']:.0%} of a step for input"
         speed = f"{said['images/s']:,.0f} images/s ({spread(said['rounds'])})"
         return f"{speed}, {peak}, {waits}; {limits(said['busy'])}"
 
-    def large_gpt(child, name):
-        said = check.facts.setdefault("gpt", {})[name] = child.said()
+    def large_gpt(said, name):
+        check.facts.setdefault("gpt", {})[name] = said
         size = f"{said['parameters'] / 1e6:,.0f} million parameters"
         peak = share_of_peak(check, said["flops"] / said["seconds"])
+        causal = share_of_peak(check, said["causal"] / said["seconds"])
         speed = f"{said['tokens/s']:,.0f} tokens/s, {size}, {said['bytes'] / 1e9:.0f} GB, {peak}"
-        if said["causal"] < said["flops"]:
-            speed += f" ({share_of_peak(check, said['causal'] / said['seconds'])} if attention is causal)"
-        return f"{speed}; {limits(said['busy'])}"
+        return f"{speed} ({causal} if attention is causal); {limits(said['busy'])}"
 
     def row(name, child):
         look = step_of_resnet if name in STEPS else large_gpt
@@ -149,43 +149,34 @@ def memory(check: Check) -> None:
     (child,) = check.run({"all-reduce": check.probe("sizes", ranks=2, **times)}).values()
     how = {0: " on the CPU", 1: " that share a GPU"}.get(check.gpus, ", a GPU each")
 
-    def sizes(child):
-        found = {int(size): seconds for size, seconds in child.said()["seconds"].items()}
-        check.facts["all-reduce"] = found
+    def sizes(said):
+        found = check.facts["all-reduce"] = {int(size): seconds for size, seconds in said["seconds"].items()}
         shown = (min(found), 2**20, max(found))
         return ", ".join(f"{size // 2**10:,} KiB {1e6 * found[size]:,.0f} us" for size in shown)
 
-    check.judge(f"all-reduce on 2 ranks{how}", [child], sizes)
-    jobs = {
-        (kind, ranks): check.probe("memory", kind, ranks=ranks, **width)
-        for kind in ("ddp", "fsdp")
-        for ranks in counts
-        if not check.is_left_out(f"peak memory of a rank, {kind} on {ranks}")
-    }
-    for (_, ranks), job in jobs.items():  # 1.7 GB on an H100, and CUDA's context
-        job.memory = 0 if check.is_rehearsal else 2.5e9 * math.ceil(ranks / max(1, check.gpus))
-
-    def row(name, child):
-        kind, ranks = name
-
-        def held(child):
-            said = child.said()
-            if not said["bytes"]:
-                return "it ran; nothing counts memory here"
-            most, weights = (f"{said[name] / 2**20:,.0f} MiB" for name in ("bytes", "of weights"))
-            return f"{most} for {weights} of weights"
-
-        check.judge(f"peak memory of a rank, {kind} on {ranks}", [child], held)
-
-    found = check.run(jobs, row)
+    def held(said):
+        if not said["bytes"]:
+            return "it ran; nothing counts memory here"
+        most, weights = (f"{said[name] / 2**20:,.0f} MiB" for name in ("bytes", "of weights"))
+        return f"{most} for {weights} of weights"
 
     def falls(ddp, fsdp):
-        share = fsdp.said()["bytes"] / ddp.said()["bytes"]
+        share = fsdp["bytes"] / ddp["bytes"]
         return f"{share:.2f} of DDP's", share < 0.6  # a rank of 4 holds a quarter, and a layer or two
 
-    if not check.is_rehearsal and {("ddp", counts[-1]), ("fsdp", counts[-1])} <= jobs.keys():
-        both = [found[kind, counts[-1]] for kind in ("ddp", "fsdp")]
-        check.judge(f"fsdp against ddp on {counts[-1]}", both, falls, "less than 0.6")
+    check.judge(f"all-reduce on 2 ranks{how}", [child], sizes)
+    jobs = {}
+    for kind, ranks in product(("ddp", "fsdp"), counts):
+        job = check.probe("memory", kind, ranks=ranks, **width)
+        # 1.7 GB on an H100, and CUDA's context.
+        job.memory = 0 if check.is_rehearsal else 2.5e9 * math.ceil(ranks / max(1, check.gpus))
+        jobs[f"peak memory of a rank, {kind} on {ranks}"] = job
+    jobs = {name: job for name, job in jobs.items() if not check.is_left_out(name)}
+    found = check.run(jobs, lambda name, child: check.judge(name, [child], held))
+    both = [f"peak memory of a rank, {kind} on {counts[-1]}" for kind in ("ddp", "fsdp")]
+    if not check.is_rehearsal and set(both) <= jobs.keys():
+        children = [found[name] for name in both]
+        check.judge(f"fsdp against ddp on {counts[-1]}", children, falls, "less than 0.6")
 
 
 def several_gpus(check: Check) -> None:
@@ -194,8 +185,8 @@ def several_gpus(check: Check) -> None:
         return check.row("P2P, scaling", "needs two GPUs", "", "not run")
     (child,) = check.run({"peers": check.probe("peers", power=20 if check.is_rehearsal else 28)}).values()
 
-    def peers(child):
-        found = check.facts["peers"] = child.said()["peers"]
+    def peers(said):
+        found = check.facts["peers"] = said["peers"]
         wrong = "the bytes that arrive are not those that were sent (try NCCL_P2P_DISABLE=1)"
         shown = ", ".join(
             f"GPU {number} {each['bytes/s'] / 1e9:.0f} GB/s{', through the host' * (not each['P2P'])}"
@@ -223,8 +214,8 @@ def several_gpus(check: Check) -> None:
         name = f"{kind} on {ranks}, {how}"
         (child,) = check.run({name: job}).values()  # one after the other: they would share GPUs
 
-        def look(child, ranks=ranks, name=name):
-            said = check.facts.setdefault("scaling", {})[name] = child.said()
+        def look(said, ranks=ranks, name=name):
+            check.facts.setdefault("scaling", {})[name] = said
             shown = f"{said['images/s']:,.0f} images/s ({spread(said['rounds'])})"
             if one := check.facts["scaling"].get(f"ddp on 1, {weak}"):
                 shown += f", {said['images/s'] / one['images/s'] / ranks:.2f} of ideal"
