@@ -97,7 +97,7 @@ def size_of(path):
 
 
 def clock_saving():
-    """Note how long snapshots stop training: with all of the writing in 06b; with the rest of the last in 09."""
+    """Note how long snapshots stop training: in 09, only the rest of the previous snapshot is waited for."""
     times, stood, waited = {}, [], [0.0]
 
     def note(name):

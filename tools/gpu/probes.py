@@ -271,15 +271,10 @@ class OneProduct(nn.Module):
 
 
 def gpt(*kinds, hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, rounds=5):
-    """Lesson 13's model, made large, in bf16 on one GPU: which share of the hardware's peak goes into it.
-
-    compiled   torch.compile of the whole model
-    cudnn      attention by cuDNN, and not by PyTorch's own FlashAttention
-    fused      one product for query, key and value
-
-    The texts are random and stay on the GPU. The number of operations is the planner's: products only,
-    forward and backward, with attention to earlier positions counted as if to all, as papers do; "causal"
-    is how many there are if only what a position sees is counted.
+    """Lesson 13's model, made large, in bf16 on one GPU. Kinds: compiled; cudnn, whose attention is cuDNN's;
+    fused, with one product for query, key and value. The texts are random and stay on the GPU. The number of
+    operations is the planner's: products only, with attention counted as if to all positions, as papers do;
+    "causal" counts only what a position sees.
     """
     from planner import formulas
 
@@ -383,22 +378,10 @@ def from_device(images, labels, size, device):
 
 
 def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24, bf16=1):
-    """Lesson 08's model on CIFAR-size images, from a plain loop to the fastest, a change at a time.
-
-    Each step keeps what the steps before it have changed:
-    plain          what PyTorch does by default: fp32, with TF32 in convolutions; an image moved and
-                   mirrored at a time by four workers, loss.item() at each step
-    input          the images stay on the GPU and are moved and mirrored there, a batch at a time
-    bf16           by autocast
-    channels_last  the layout in which tensor cores read images
-    benchmark      cuDNN takes whichever kernels are fastest
-    fused          a fused optimizer
-    compile        torch.compile
-    And repeatable: plain with the lessons' flags, so that fp32 has 32 bits and each run the same bytes.
-    Or ddp, or fsdp, under torchrun: bf16, with the model in DistributedDataParallel, or sharded by
-    fully_shard, which takes no channels_last; with bf16=0, in fp32. The input comes first: as long as four
-    workers are waited for, nothing behind them can show. A round has so many steps, or as many as fit into a
-    second.
+    """Lesson 08's model on CIFAR-size images, from a plain loop to the fastest, a change at a time: see STEPS
+    in speed.py. The input comes before bf16: as long as four workers are waited for, nothing behind them can
+    show. Or ddp, or fsdp, under torchrun: as bf16; with bf16=0, in fp32. A round has so many steps, or as
+    many as fit into a second.
     """
     from parts import board, resnet
 
