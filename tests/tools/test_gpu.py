@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,6 +126,14 @@ def test_a_test_that_fails_is_a_failed_row(tmp_path):
     known = {"a good one[05_snapshots]": 9}
     assert [row[0] for row in rows(known=known)] == ["bad", "not begun", "not here", found[0][0]]
     assert [row[0] for row in rows(known=known, **{"only new": True})] == ["bad", "not begun", "not here"]
+
+
+def test_what_has_no_time_left_is_a_row(check, tmp_path):
+    path = tmp_path / "test_it.py"
+    path.write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(99)\n")
+    check.deadline = time.monotonic() + 8
+    tool.tests(check, (path,))
+    assert verdicts(check) == [("a", "ok"), ("the other tests", "not run")]
 
 
 @pytest.mark.long
@@ -287,11 +296,11 @@ def test_bytes_that_a_copy_changes_fail_and_without_p2p_nothing_runs_twice(check
 
 def test_what_no_gpu_has_shown_comes_first_and_then_the_longest():
     known = seen.before(seen.RESULTS.glob("*.json"))
-    names = ["make run takes what gpus there are[1]", "a lesson has the cpus curve[17-4]"]
-    names += ["its options have it too[10 --schedule gpipe]", "a kill costs no byte[06a_any_step]"]
-    assert sorted(names[::-1], key=lambda name: seen.place(name, known)) == names
-    names = ["it runs on a gpu[10a_stale_weights]", "it runs on a gpu[13_gpt]"]  # the short ones first
-    assert sorted(names[::-1], key=lambda name: seen.place(name, known)) == names
+    names = ["a kill costs no byte[06a_any_step]", "its options have it too[10 --schedule gpipe]"]
+    names += ["a lesson has the cpus curve[17-4]", "make run takes what gpus there are[1]"]
+    assert sorted(names, key=lambda name: seen.place(name, known)) == names[::-1]
+    names = ["it runs on a gpu[13_gpt]", "it runs on a gpu[10a_stale_weights]"]  # the short ones first
+    assert sorted(names, key=lambda name: seen.place(name, known)) == names[::-1]
 
 
 @pytest.mark.parametrize("only_new", [True, False])
