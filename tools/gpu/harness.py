@@ -133,7 +133,7 @@ class Check:
         self.environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": self.folder}
         self.on_gpus = {
             "LOCK_OF_TURNS": self.folder / "turns",
-            "SECONDS_OF_TURN": 100 * self.patience,
+            "SECONDS_OF_TURN": int(100 * self.patience),
             "PYTHONPATH": python_path(ROOT / "lessons", ROOT, pretending.AT_EXIT),
             "TORCHINDUCTOR_CACHE_DIR": self.folder / "inductor",
             "TORCHINDUCTOR_COMPILE_THREADS": "4",
