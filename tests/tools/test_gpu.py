@@ -358,7 +358,7 @@ def test_the_rehearsal_is_green(tmp_path, stages):
     # Not below tmp_path: a DataLoader's workers make sockets there, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         keep_compiled(folder)
-        words = [*TOOL, "--rehearse", "--out", out, "--stages", stages]
+        words = [*TOOL, "--rehearse", "--out", out, "--stages", stages, "--patience", "1"]
         environment = os.environ | {"TMPDIR": folder}
         run = subprocess.run(words, cwd=launcher.ROOT, env=environment, capture_output=True, text=True)
         left = list(Path(folder).glob("gpu-check-*"))
