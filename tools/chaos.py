@@ -36,6 +36,7 @@ KINDS = {
     "SIGTERM to one": 2,
     "SIGSTOP": 1,
 }
+OF_THE_AGENT = ("the agent", "SIGTERM")
 
 
 class Run:
@@ -88,9 +89,8 @@ class Run:
     def result(self):
         out = self.folder / "out"
         curve = launcher.read_curve(out, self.lesson)
-        return (out / f"{self.lesson}.pt").read_bytes(), [
-            (row["epoch"], row["loss"], row["accuracy"]) for row in curve
-        ]
+        places = [(row["epoch"], row["loss"], row["accuracy"]) for row in curve]
+        return (out / f"{self.lesson}.pt").read_bytes(), places
 
     def log(self):
         return "".join((self.folder / name).read_text() for name in (".out", ".err"))
@@ -108,13 +108,6 @@ def wait_for(run, condition, what, seconds=120):
     return True
 
 
-def was_struck(pid, number):
-    with contextlib.suppress(ProcessLookupError):  # another one's death may have ended it
-        os.kill(pid, number)
-        return True
-    return False
-
-
 def strike(run, kind):
     """Kill something, and wait until the run takes steps again. None if it was over before."""
     known = len(run.steps())
@@ -129,20 +122,19 @@ def strike(run, kind):
             (run.folder / ".die-in-save").write_text(str(min(1, random.uniform(0, 1.2))))
             if not wait_for(run, lambda: not (run.folder / ".die-in-save").exists(), "a save"):
                 return None
-        elif kind == "the agent":
-            os.kill(run.agent(), signal.SIGKILL)
-        elif kind == "SIGTERM":
-            os.kill(run.agent(), signal.SIGTERM)
         else:
-            pids = run.ranks()
             number = getattr(signal, kind.split()[0], signal.SIGKILL)
-            pids = pids if kind == "all processes" else random.sample(pids, min(1, len(pids)))
-            if not [pid for pid in pids if was_struck(pid, number)]:
-                return None
-    except (ProcessLookupError, FileNotFoundError):
+            pids = [run.agent()] if kind in OF_THE_AGENT else run.ranks()
+            if kind != "all processes":
+                pids = [random.choice(pids)]
+            os.kill(pids[0], number)
+            for pid in pids[1:]:
+                with contextlib.suppress(ProcessLookupError):  # another one's death may have ended it
+                    os.kill(pid, number)
+    except (ProcessLookupError, FileNotFoundError, IndexError):
         return None  # it had just ended
     struck = time.time()
-    if kind in ("the agent", "SIGTERM"):
+    if kind in OF_THE_AGENT:
         run.thread.join()
         if run.code == 0:
             return None
@@ -159,8 +151,7 @@ def strike(run, kind):
 
 
 def chaos(kills, folder, forks, processes=(2, 4), kinds=KINDS, limit=3, lesson=LESSON):
-    """Returns a row for each kill; raises AssertionError as soon as something is not as it must be. On a
-    machine that lets a process wait for so many seconds, it is taken for one that hangs."""
+    """Returns a row for each kill; raises AssertionError as soon as something is not as it must be."""
     rows, bag, peace, run = [], [], {}, None
 
     def begun(name, count, every):
@@ -175,10 +166,9 @@ def chaos(kills, folder, forks, processes=(2, 4), kinds=KINDS, limit=3, lesson=L
             run.thread.join()
             assert run.code == 0, run.log()
             peace[count] = run.result()
-        for number in itertools.count():
+        for number, count in enumerate(itertools.cycle(processes)):
             if len(rows) >= kills:
                 break
-            count = processes[number % len(processes)]
             every = random.choice([1, 3, 7, STEPS]) if lesson == LESSON else STEPS
             run = begun(f"{number}", count, every)
             strikes = []

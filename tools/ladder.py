@@ -51,11 +51,9 @@ def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
     gpus = workload.gpu_count()
     machine = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else f"no GPU, {os.cpu_count()} cores"
     print(f"This machine has {machine}.", flush=True)
-    rows = []
-    left_out = [lesson for lesson in lessons.chosen(arguments.lessons) if lesson.is_missing()]
-    for lesson in lessons.chosen(arguments.lessons):
-        if lesson in left_out:
-            continue
+    rows, chosen = [], lessons.chosen(arguments.lessons)
+    left_out = [lesson for lesson in chosen if lesson.is_missing()]
+    for lesson in (lesson for lesson in chosen if lesson not in left_out):
         rows.append(run(lesson, lesson.processes_for(gpus), arguments.out, rest))
         rows[-1].verdict = judge(rows[-1], rows[0], arguments.out)
     if not rows:
@@ -145,20 +143,16 @@ def judge(row: Climbed, first: Climbed, out: Path) -> str:
 
 def cells(row: Climbed) -> dict[str, str]:
     """A line of the table."""
-    found = dict.fromkeys(COLUMNS, "-")
-    how = {"two agents": "2 torchrun launchers"}.get(row.lesson.launcher, row.lesson.launcher)
-    found["lesson"] = row.lesson.stem
-    found["launched by"] = how + (", restarts" if row.lesson.restarts else "")
-    found["processes"] = str(row.processes)
-    found["seconds"] = f"{row.seconds:.0f}"
-    found["same curve"] = row.verdict
+    loss, accuracy, speed = "-", "-", "-"
     if row.curve:
         last = row.curve[-1]
-        found["final loss"] = f"{last['loss']:.4f}"
-        found["accuracy"] = f"{last['accuracy']:.1%}"
-        items = "" if row.lesson.items == "images" else f" {row.lesson.items}"
-        found["images/s"] = f"{row.speed():,.0f}{items}"
-    return found
+        loss, accuracy = f"{last['loss']:.4f}", f"{last['accuracy']:.1%}"
+        speed = f"{row.speed():,.0f}" + (f" {row.lesson.items}" if row.lesson.items != "images" else "")
+    how = {"two agents": "2 torchrun launchers"}.get(row.lesson.launcher, row.lesson.launcher)
+    how += ", restarts" if row.lesson.restarts else ""
+    seconds = f"{row.seconds:.0f}"
+    found = (row.lesson.stem, how, str(row.processes), loss, accuracy, speed, seconds, row.verdict)
+    return dict(zip(COLUMNS, found, strict=True))
 
 
 def show(rows: list[Climbed]) -> None:
@@ -203,14 +197,10 @@ def picture(rows: list[Climbed], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--lessons", default="ladder", help="ladder, all, or some by their numbers: 01,03")
-    arguments, rest = parser.parse_known_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    climb(arguments, rest)
+    climb(*parser.parse_known_args())
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools.bench import bench, peers, report, rows, scaling, workers
+from tools.bench import bench, report, rows, scaling, workers
 from tools.lessons import ROOT
 
-RESULTS = sorted(bench.RESULTS.glob("*.json"))
 NAMED = report.named_file()
 
 
@@ -37,18 +36,18 @@ def test_the_notes_belong_to_the_file_that_the_page_shows():
     generated, notes = report.PAGE.read_text().split("## Notes on this run")
     result = json.loads(NAMED.read_text())
     assert f"the file of {result['date']}" in notes
-    medians = {f"{statistics.median(values):,.0f}" for _, values in leaves(result["rows"])}
-    single = {f"{value:,.0f}" for _, values in leaves(result["rows"]) for value in values}
+    medians = {f"{statistics.median(values):,.0f}" for values in leaves(result["rows"])}
+    single = {f"{value:,.0f}" for values in leaves(result["rows"]) for value in values}
     for number in re.findall(r"\b\d+,\d{3}\b", notes):
         assert number in generated or number in medians | single, number
 
 
-def leaves(found, name=()):
-    for key, value in found.items():
+def leaves(found):
+    for value in found.values():
         if isinstance(value, dict):
-            yield from leaves(value, (*name, key))
+            yield from leaves(value)
         else:
-            yield (*name, key), value
+            yield value
 
 
 SUMS = """
@@ -91,19 +90,16 @@ def test_scaling_compares_a_job_with_as_many_that_do_not_talk(tmp_path, monkeypa
     assert started == [(4, (*batch, 120)), *[(1, (*batch, 30))] * 4]
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_a_file_says_where_when_and_by_which_commit_and_keeps_every_repeat(path):
-    result = json.loads(path.read_text())
-    assert path.stem == bench.name_of(result)
+def test_the_file_says_by_which_commit_and_keeps_every_repeat():
+    result = json.loads(NAMED.read_text())
+    assert NAMED.stem == bench.name_of(result)
     assert result["repeats"] >= 5 and len(result["commit"]) == 8, "a commit without changes"
     assert result["stolen"] < 0.05 and result["load_before"] < 0.5 * result["machine"]["cores"]
-    found = dict(leaves(result["rows"]))
-    assert len(found) > 100
-    for name, values in found.items():
-        assert len(values) == result["repeats"] and min(values) >= 0, name
+    for values in leaves(result["rows"]):
+        assert len(values) == result["repeats"] and min(values) >= 0
 
 
-def test_a_missed_aim_is_called_so():
+def test_a_missed_aim_is_called_so_and_what_was_not_measured_is_left_out():
     for rate, word in ((1.4, "missed"), (1.6, "met")):
         result = json.loads(NAMED.read_text())
         usual = result["rows"]["speed"]["usual loop"]
@@ -111,6 +107,9 @@ def test_a_missed_aim_is_called_so():
         said = report.section(result, NAMED)
         assert f"Lesson 01 is {rate:.2f} times as fast (aim: at least 1.5; {word})" in said
     assert report.verdict(2.5, 2, at_most=True, unit="%") == "(aim: at most 2%; missed)"
+    result["rows"] = {"overlap": result["rows"]["overlap"]}
+    said = report.section(result, NAMED)
+    assert "## How much communication backward hides" in said and said.count("## ") == 1
 
 
 def test_ratios_follow_from_what_is_printed_and_an_outlier_has_a_star():
@@ -118,26 +117,13 @@ def test_ratios_follow_from_what_is_printed_and_an_outlier_has_a_star():
     assert report.reach([1, 2, 3]) == "1 to 3" and report.reach([1, 2, 5]) == "1 to 5 *"
 
 
-def test_a_section_that_was_not_measured_is_left_out():
-    result = json.loads(NAMED.read_text())
-    result["rows"] = {"overlap": result["rows"]["overlap"]}
-    said = report.section(result, NAMED)
-    assert "## How much communication backward hides" in said and said.count("## ") == 1
-
-
 def test_your_machine_is_compared_with_the_one_of_the_page():
-    ours = json.loads(NAMED.read_text())
-    mine = json.loads(NAMED.read_text()) | {"load_before": 20.0, "stolen": 0.1}
-    mine["machine"] = mine["machine"] | {"cores": 64}
+    ours, mine = json.loads(NAMED.read_text()), json.loads(NAMED.read_text())
+    mine["load_before"] = 20.0
     mine["rows"]["speed"]["lesson 01"] = [2 * value for value in ours["rows"]["speed"]["lesson 01"]]
     said = report.beside_ours(mine)
     assert "2.00 times (lesson 01) as fast as ours" in said
-    for words in (
-        "Other programs were busy when you began (load 20.0)",
-        "10% of your processor time",
-        "more cores",
-    ):
-        assert words in said, words
+    assert "Other programs were busy when you began (load 20.0)" in said
     assert "Other programs" not in report.beside_ours(ours) and "same factor" in report.beside_ours(ours)
 
 
@@ -207,103 +193,8 @@ def test_the_clock_of_a_step_tells_its_parts_apart():
     assert spent == pytest.approx(parts)
 
 
-@pytest.mark.night
-def test_start_up_is_told_by_what_it_is_spent_on(tmp_path):
-    """Two agents, whose lines have the node before them."""
-    found = rows.MEASURES["start of lesson 06, two nodes"](tmp_path)["start"]["lesson 06"]
-    assert tuple(found) == rows.STAGES
-    assert min(found.values()) > 0 and found["launcher"] > found["first step"]
-
-
-@pytest.mark.night
-@pytest.mark.parametrize(
-    ("stem", "variant", "least", "most"),
-    [
-        ("09_fsdp", "wide,saving", 60e6, 70e6),  # written meanwhile: 8 million weights with their momentum
-        ("06b_preemption", "saving", 200_000, 400_000),  # waited for: 32,000 weights with their momentum
-    ],
-    ids=["written meanwhile", "waited for"],
-)
-def test_a_snapshot_is_clocked(tmp_path, stem, variant, least, most):
-    sizes = ("--epochs", 2, "--train-size", 240, "--test-size", 60)
-    found = rows.job(stem, 2, sizes, variant, saving="it")(tmp_path)["saving"]["it"]
-    assert least < found["bytes"] < most
-    assert 0 < found["seconds"] < 60 and 0 < found["share"] < 1
-
-
-@pytest.mark.long
-def test_the_ways_of_the_all_reduce_are_right(tmp_path):
-    script = tmp_path / "right.py"
-    script.write_text(
-        "import torch, ranks, reduce\n"
-        "def work():\n"
-        "    ways = reduce.all_ways()\n"
-        "    for name in [name for name in ways if name != 'copy']:\n"
-        "        tensor = torch.arange(5.0) + ranks.rank\n"
-        "        ways[name](tensor)\n"
-        "        assert tensor.tolist() == [1.0, 3.0, 5.0, 7.0, 9.0], name\n"
-        "    return reduce.SIZES\n"
-        "ranks.together(work)\n"
-    )
-    path = f"{rows.HERE}:{rows.PATH_OF_RINGS}"
-    sizes = rows.start_ranks(script, tmp_path, PYTHONPATH=path)
-    assert sizes[0] == 2**10 and sizes[-1] == 2**26
-
-
-@pytest.mark.night
-def test_overlap_and_all_reduce_come_from_two_processes(tmp_path):
-    assert rows.start_ranks("overlap.py", tmp_path / "a", "lesson", 2, 2, BOUND="1")["bytes"] == 129_128
-    with rows.empty_folder() as folder:
-        assert rows.reduce(2)(folder)["all-reduce"]["2"]["seconds"]["in pieces"]
-
-
-# Written as the tutorials write theirs, with all that their_script.py replaces.
-THEIRS = """
-import sys
-import torch
-from datautils import MyTrainDataset
-
-def load_train_objs():
-    return MyTrainDataset(2048), torch.nn.Linear(20, 1), None
-
-def main(device, epochs, save_every, batch_size):
-    data, model, optimizer = load_train_objs()
-    model = model.to(torch.device("cuda:0"))
-    assert len(data) == 12_000 and type(model).__name__ == "Model" and type(optimizer).__name__ == "Sgd"
-    loader = torch.utils.data.DataLoader(data, batch_size)
-    for images, labels in loader:
-        loss = torch.nn.functional.cross_entropy(model(images.to(0)), labels.to(0))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    print(f"{len(loader)} steps, {loss.item():.1f}")
-
-if __name__ == "__main__":
-    sys.exit("the arguments are for their command line")
-"""
-
-
-@pytest.mark.long
-def test_a_script_of_others_trains_our_model_on_our_images(tmp_path):
-    script = tmp_path / "single_gpu.py"
-    script.write_text(THEIRS)
-    words = [sys.executable, rows.HERE / "their_script.py", script, 1, 1, "--batch_size", 120]
-    stdout, stderr = rows.finish(rows.start(words, tmp_path))
-    assert stdout.startswith("100 steps, ") and float(stdout.split()[-1]) < 1.5
-    assert rows.said(stderr, "first") > 0 and sum(rows.said(stderr, "stepped").values()) > 0
-    assert set(peers.measures(tmp_path)) == {
-        "Accelerate, 2",
-        "Lightning Fabric, 2",
-        "lesson 01, 1",
-        "lesson 04, 2",
-        "lesson 06b, 2",
-    }, "what is not in the folder is not measured"
-
-
 def test_what_loader_workers_can_do_follows_from_what_an_image_costs():
     prepare, train = workers.cost()
     assert 0 < prepare < train < 0.1, "on a CPU, lesson 08's step costs more than its augmentation"
-    assert workers.advice(1, 4, cores=1) == (0, 1.0)  # on one core there is nothing to win
-    assert workers.advice(1, 4, cores=8) == (1, 1.25)  # more than one would wait
-    assert workers.advice(4, 1, cores=8) == (4, 5.0)
-    assert workers.advice(4, 1, cores=3) == (2, 2.5)
+    for cores, advised in ((1, (0, 1.0)), (3, (2, 2.5)), (8, (4, 5.0))):
+        assert workers.advice(4, 1, cores) == advised

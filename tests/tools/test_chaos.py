@@ -18,13 +18,6 @@ def test_a_run_survives_every_way_to_be_killed_and_goes_on_soon(forks, tmp_path)
 
 
 @pytest.mark.night
-def test_a_run_survives_a_process_that_is_stopped(forks, tmp_path):
-    """It is noticed after the time limit, and torchrun waits 30 seconds more for its end."""
-    (row,) = chaos.chaos(1, tmp_path, forks, processes=(2,), kinds={"SIGSTOP": 1}, limit=20)
-    assert row["seconds"] > 20
-
-
-@pytest.mark.night
 def test_a_run_survives_twenty_kills(forks, tmp_path):
     rows = chaos.chaos(20, tmp_path, forks, limit=20)
     assert len(rows) == 20

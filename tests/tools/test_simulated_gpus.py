@@ -26,7 +26,7 @@ def gather(output, input):
 
 @pytest.fixture
 def run_lines(forked, tmp_path):
-    """Run these lines on two pretended GPUs; what they print, or the last line of their error."""
+    """Run these lines on two pretended GPUs; what they print, or their error."""
 
     def run_lines(lines, processes=0):
         path = tmp_path / "look.py"
@@ -69,6 +69,8 @@ does not have a deterministic implementation, but you set 'torch.use_determinist
     torch.use_deterministic_algorithms(True); torch.ones(4, device=one).cumsum(0)
 output tensor must have the same type as input tensor
     group('nccl', device_id=one); gather(torch.ones(2, device=one), torch.ones(2, device=one).int())
+pretended CUDA: the CPU has no kernel for aten::
+    x = torch.ones(2, 2, device=one); torch.ops.aten._cudnn_ctc_loss(x, x, [1], [1], 0, False, False)
 """.strip().splitlines()
 
 
@@ -77,29 +79,7 @@ output tensor must have the same type as input tensor
 )
 def test_what_a_gpu_refuses_is_refused(run_lines, lines, error):
     last = run_lines(lines).splitlines()[-1]
-    assert error in last and "pretended" not in last
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "print(torch.ones(2, device=one) * torch.tensor(2.0))",  # a scalar of the CPU
-        "print(torch.ones(4, device=one)[torch.tensor([1])])",  # an index of the CPU, which makes it wait
-        "print(torch.ones(2, device=one).to(two) + torch.ones(2, device=two))",
-        "torch.save(torch.ones(2, device=two), 'x'); print(torch.load('x', map_location='cpu') + 1)",
-        "group('gloo'); print(dist.init_device_mesh('cpu', (1,)))",  # which makes a group of its own
-        "group('cpu:gloo,cuda:nccl'); dist.all_reduce(torch.ones(2)); "
-        "dist.all_reduce(torch.ones(2, device=one)); print('both')",
-        "group('nccl'); x = torch.ones(2, dtype=torch.bfloat16, device=one); "
-        "dist.all_reduce(x, dist.ReduceOp.AVG); print(x)",
-        "import copy; model = torch.nn.Linear(2, 2).to(two); "
-        "print(copy.deepcopy(model)(torch.ones(1, 2, device=two)))",
-        "first, second = (torch.cuda.get_device_properties(each).uuid for each in (one, two)); "
-        "assert first != second; print(second)",
-    ],
-)
-def test_what_a_gpu_takes_is_taken(run_lines, lines):
-    assert run_lines(lines) and "Error" not in run_lines(lines)
+    assert error in last and ("pretended" in last) == ("pretended" in error), "nor is it a fault of a lesson"
 
 
 def test_each_gpu_has_random_numbers_of_its_own(run_lines):
@@ -116,14 +96,6 @@ assert torch.rand(4, device=two).tolist() != b.tolist(), "the state of cuda:0 ha
 print("as it should be")
 """
     assert run_lines(lines) == "as it should be"
-
-
-def test_what_it_cannot_do_is_not_taken_for_a_fault_of_a_lesson(run_lines):
-    """An operator that the CPU has no kernel for, either."""
-    x = "x = torch.ones(2, 2, device=one); "
-    lines = x + "torch.ops.aten._cudnn_ctc_loss(x, x, [1], [1], 0, False, False)"
-    said = run_lines(lines).splitlines()[-1]
-    assert said.startswith("RuntimeError: pretended CUDA: the CPU has no kernel for aten::")
 
 
 WAIT = [
@@ -184,19 +156,17 @@ print("both")
     assert said in run_lines(lines)
 
 
-SAVED = "kept = torch.ones(4, device=one).to('cpu', non_blocking=True); "
-
-
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("wait", "read"),
     [
-        ("print(kept.sum().item())", "nan"),  # a GPU may not have copied anything yet
-        ("torch.cuda.synchronize(); print(kept.sum().item())", "4.0"),
-        ("event = torch.cuda.Event(); event.record(); event.synchronize(); print(kept.sum().item())", "4.0"),
+        ("", "nan"),
+        ("torch.cuda.synchronize()", "4.0"),
+        ("event = torch.cuda.Event(); event.record(); event.synchronize()", "4.0"),
     ],
 )
-def test_what_a_gpu_has_not_sent_yet_cannot_be_read(run_lines, lines, said):
-    assert run_lines(SAVED + lines) == said
+def test_what_a_gpu_has_not_sent_yet_cannot_be_read(run_lines, wait, read):
+    lines = "kept = torch.ones(4, device=one).to('cpu', non_blocking=True)"
+    assert run_lines(f"{lines}\n{wait}\nprint(kept.sum().item())") == read
 
 
 def test_memory_is_counted_for_each_gpu(run_lines):
@@ -250,8 +220,6 @@ def test_ranks_that_do_not_agree_on_an_operation_are_found(run_lines, line, said
 
 def test_a_command_that_does_not_find_its_gpus_fails(tmp_path):
     """It would have used the CPU, and passed."""
-    with pytest.raises(AssertionError, match="no process has seen 2 GPUs"):
-        pretending.waits(2, tmp_path)
     (tmp_path / "rank0.1.json").write_text('{"gpus": 0, "waits": {}}')
     with pytest.raises(AssertionError, match="no process has seen 2 GPUs"):
         pretending.waits(2, tmp_path)

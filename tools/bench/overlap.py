@@ -3,7 +3,7 @@
     wide      a model with 8 million parameters: how much communication DDP hides behind backward
     lesson    lesson 04's model: what DDP adds to the step of a process that communicates with nobody
 
-Kinds of steps take turns in the same two processes. WAYS says what each one is.
+Kinds of steps take turns in the same two processes: see `steps`.
 """
 
 import itertools
@@ -21,14 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 import workload
 
 BUCKET = 4  # MiB
-WAYS = {
-    "alone": "nothing is sent",
-    "wait": "one number is sent after backward, so that each process waits for the other",
-    "after": "all gradients are sent after backward",
-    "overlap": "DDP sends them during backward",
-    "views": "the same with gradient_as_bucket_view",
-    "sent": "nothing is computed, all gradients are sent",
-}
 
 
 def wide():
@@ -39,12 +31,6 @@ def wide():
 
 def lesson():
     return workload.ConvNet((1, 28, 28))
-
-
-def main(name, images, rounds):
-    if os.environ.get("BOUND"):
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
-    together(lambda: work({"wide": wide, "lesson": lesson}[name], images, rounds))
 
 
 def work(make_model, images, rounds):
@@ -85,20 +71,21 @@ def work(make_model, images, rounds):
 
     steps = {
         "alone": lambda: step_that_sends_after_backward(lambda: None),
+        # So that each process waits for the other.
         "wait": lambda: step_that_sends_after_backward(lambda: dist.all_reduce(number)),
         "after": lambda: step_that_sends_after_backward(divide_and_send),
-        "overlap": lambda: step_of_ddp(*ours),
-        "views": lambda: step_of_ddp(*viewed),
-        "sent": send,
+        "overlap": lambda: step_of_ddp(*ours),  # DDP sends during backward
+        "views": lambda: step_of_ddp(*viewed),  # the same with gradient_as_bucket_view
+        "sent": send,  # nothing is computed
     }
     for step in [*steps.values()] * 2:  # DDP arranges its buckets anew after the first step
         step()
-    seconds, cpu = {way: [] for way in WAYS}, dict.fromkeys(WAYS, 0.0)
+    seconds, cpu = {way: [] for way in steps}, dict.fromkeys(steps, 0.0)
     for _ in range(rounds):
-        for way in WAYS:
+        for way, step in steps.items():
             dist.barrier()
             begin, used = time.perf_counter(), time.process_time()
-            steps[way]()
+            step()
             seconds[way].append(time.perf_counter() - begin)
             cpu[way] += (time.process_time() - used) / rounds
     middle = {way: statistics.median(times) for way, times in seconds.items()}
@@ -106,4 +93,7 @@ def work(make_model, images, rounds):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    if os.environ.get("BOUND"):
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    make_model = {"wide": wide, "lesson": lesson}[sys.argv[1]]
+    together(lambda: work(make_model, *map(int, sys.argv[2:])))

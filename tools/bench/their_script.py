@@ -30,9 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tell(what, value):
-    print(
-        f"\n{json.dumps({what: value})}", file=sys.stderr, flush=True
-    )  # a progress bar leaves its line open
+    # A progress bar leaves its line open.
+    print(f"\n{json.dumps({what: value})}", file=sys.stderr, flush=True)
 
 
 def note_steps():

@@ -2,20 +2,19 @@
 variant.py ...
 
     large    a model with 30 times the work per step
-    tiny     a model with almost no work per step
     wide     a model with 8 million parameters, and little work for each
     kinked   ReLU and max pooling instead of GELU and average pooling
     clocked  no change; process 0 reports when it reached each stage
     stepped  no change; process 0 reports how its steps spend their time
     saving   no change; process 0 reports how long each snapshot stopped training
-    deterministic  torch takes deterministic algorithms only. Of the attention of lesson 13 it says that on a
-             GPU "defaults to a non-deterministic algorithm" otherwise. Needs CUBLAS_WORKSPACE_CONFIG=:4096:8.
+    deterministic  torch takes deterministic algorithms only; needs CUBLAS_WORKSPACE_CONFIG=:4096:8
 
 Each report is one line of JSON on standard error. The lesson stays as it is: this file executes its text. The
 children of mp.spawn import this file too.
 """
 
 import atexit
+import functools
 import itertools
 import json
 import math
@@ -53,15 +52,8 @@ def large(shape, width):
     )
 
 
-def tiny(shape, width):
-    return linear(math.prod(shape), 10)
-
-
 def wide(shape, width):
-    return linear(math.prod(shape), 2208, 2208, 640, 10)
-
-
-def linear(*widths):
+    widths = (math.prod(shape), 2208, 2208, 640, 10)
     layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.GELU(), nn.Linear(*pair))]
     return nn.Sequential(workload.Normalize(), nn.Flatten(), *layers[1:])
 
@@ -100,9 +92,12 @@ def clock():
     around(workload, "load_images", lambda: note("met"), lambda images: note("images"))
 
 
+def size_of(path):
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
+
+
 def clock_saving():
-    """Note how long snapshots stop training: from gathering their content until training goes on. In lesson
-    06b that includes all of the writing; in 09 only the rest of the previous snapshot."""
+    """Note how long snapshots stop training: in 09, only the rest of the previous snapshot is waited for."""
     times, stood, waited = {}, [], [0.0]
 
     def note(name):
@@ -143,17 +138,9 @@ def clock_saving():
         atexit.register(say)
 
 
-def size_of(path):
-    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
-
-
-def be_deterministic():
-    torch.use_deterministic_algorithms(True)
-
-
-MODELS = {"large": large, "tiny": tiny, "wide": wide, "kinked": kinked}
+MODELS = {"large": large, "wide": wide, "kinked": kinked}
 CHANGES = {"clocked": clock, "saving": clock_saving, "stepped": clock_steps}
-CHANGES["deterministic"] = be_deterministic
+CHANGES["deterministic"] = functools.partial(torch.use_deterministic_algorithms, True)
 Smooth = workload.ConvNet
 for word in os.environ["VARIANT"].split(","):
     if word in CHANGES:

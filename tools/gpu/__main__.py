@@ -9,13 +9,12 @@ Whether it is right is asked by tests/lessons/test_on_gpus.py, which runs here o
 rehearsal has the quick ones of these tests and one notebook. It does not test a GPU: see
 tools/testbed/README.md. Without g++ it has no tests, and tries the measurements on the CPU.
 
-You will see a row for each thing that was looked at, as soon as it is known, with the seconds that it took,
-and after how many it would have been ended; and a picture, OUT/gpu.png. OUT/gpu.json is written after each
-row, so that a run that is ended early has told what it knew; one that is there is renamed, not overwritten.
-OUT/gpu.log has what a child said that failed. What has not been seen on a GPU comes first. A child that still
-runs when its stage has no time left is ended, and its row fails if it had enough; a stage for which less than
-half of its time is left is not run, and named. In a rehearsal, a stage that takes longer than its own time
-fails. The exit status is 1 if anything failed.
+You will see a row for each thing that was looked at, with the seconds that it took, and after how many it
+would have been ended. OUT/gpu.json is written after each row; one that is there is renamed. OUT/gpu.log has
+what a child said that failed. What has not been seen on a GPU comes first. A child that still runs when its
+stage has no time left is ended, and its row fails if it had enough; a stage for which less than half of its
+time is left is not run. In a rehearsal, a stage that takes longer than its own time fails. The exit status is
+1 if anything failed.
 """
 
 import argparse
@@ -24,13 +23,14 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import workload
 from tools.gpu import speed
-from tools.gpu.harness import ROOT, Check, Job, Stage, clear_out
+from tools.gpu.harness import ROOT, Check, Job, Stage
 from tools.gpu.seen import RESULTS, before
 from tools.testbed import pretending
 from tools.testbed.surroundings import python_path
@@ -51,28 +51,24 @@ def numerics(check: Check) -> None:
     job.seconds = 15  # of the 20 that its stage has
     (child,) = check.run({"numerics": job}).values()
 
-    def machine(child):
+    def machine(said):
         """Children that fell back to the CPU would pass what follows."""
-        found = child.said()
-        check.facts |= {name: found[name] for name in ("gpus", "versions", "bf16")}
-        check.room = check.room if check.is_rehearsal else found["free"] or check.room
-        named = [f"{name} {version}" for name, version in found["versions"].items()]
-        if found["bf16"] is False:
-            named.append("no bf16")
-        return ", ".join(found["gpus"] + named), len(found["gpus"]) == check.gpus
+        check.facts |= {name: said[name] for name in ("gpus", "versions", "bf16")}
+        check.room = check.room if check.is_rehearsal else said["free"] or check.room
+        named = [f"{name} {version}" for name, version in said["versions"].items()]
+        named += ["no bf16"] * (said["bf16"] is False)
+        return ", ".join(said["gpus"] + named), len(said["gpus"]) == check.gpus
 
-    def flags(child):
-        found = child.said()["flags"]
-        return ", ".join(f"{name} {value}" for name, value in found.items()), found == FLAGS
+    def flags(said):
+        return ", ".join(f"{name} {value}" for name, value in said["flags"].items()), said["flags"] == FLAGS
+
+    def error(said, name):
+        return f"{said[name]:.1e}", said[name] < 1e-5
 
     check.judge("the machine", [child], machine, f"{check.gpus} GPUs")
     check.judge("flags after set_seed", [child], flags, "repeatable, and fp32 with 32 bits")
     for name in ("convolution", "product"):
-
-        def error(child, name=name):
-            return f"{child.said()[name]:.1e}", child.said()[name] < 1e-5
-
-        check.judge(f"a {name} in fp32 against float64", [child], error, EXACT)
+        check.judge(f"a {name} in fp32 against float64", [child], partial(error, name=name), EXACT)
 
 
 ON_GPUS = (
@@ -110,7 +106,6 @@ def tests(check: Check, names: tuple[str, ...] = ON_GPUS, marks: str = "quick") 
             break
         time.sleep(0.2)
     check.finish("pytest", child)
-    clear_out(ROOT / "out")
     if failed.exists():
         check.log(failed.read_text())
     if child.problem.startswith("still ran"):  # none at all: they wait for each other, say
@@ -191,7 +186,6 @@ def main() -> int | str:
         check.room = torch.cuda.get_device_properties(0).total_memory
     print(check.title(), flush=True)
     status = check.go(stage for number, stage in enumerate(STAGES, 1) if str(number) in arguments.stages)
-    speed.draw(check.facts, arguments.out / "gpu.png", check.title())
     for row in check.rows:
         if row.verdict in ("failed", "not run"):
             print(f"{row.verdict}: {row.stage}: {row.name}: {row.value}")

@@ -25,7 +25,7 @@ class Rows:
             if not NOT_FOR_IT.match(reason):
                 self.write([name_of(report.nodeid), reason, "", "not run"])
         elif report.when == "call" or report.failed:
-            noted = [f"{what} {value}" for what, value in report.user_properties if what != "cost"]
+            noted = [f"{what} {value}" for what, value in report.user_properties]
             said = report.longreprtext.splitlines() or ["it failed"]
             value, verdict = (
                 (said[-1], "failed") if report.failed else (", ".join(noted) or "as it says", "ok")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.testbed import pretending
-from tools.testbed.processes import alive, living
+from tools.testbed.processes import alive
 from tools.testbed.surroundings import own_torchrun, python_path, short_folder
 
 HERE = Path(__file__).resolve().parent
@@ -107,15 +107,6 @@ class Child:
         return json.loads([line for line in self.text().splitlines() if line.startswith('{"probe"')][-1])
 
 
-def clear_out(out: Path) -> None:
-    """Remove the folders of notebooks' tests that were ended: out/test-PID, of processes that are gone."""
-    pids = {process.pid for process in living()}
-    for path in out.glob("test-*"):
-        number = path.name.removeprefix("test-")
-        if number.isdigit() and int(number) not in pids:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 class Check:
     """One `make gpu`: its time, its children and its rows."""
 
@@ -128,7 +119,7 @@ class Check:
         self.only_new = False
         self.room = math.inf  # bytes of GPU 0's memory
         self.rows: list[Row] = []
-        self.facts: dict = {}  # what the picture and the file show beside the rows
+        self.facts: dict = {}  # what the file has beside the rows
         self.stage, self.children = "", []
         # What is measured is on GPU 0, however many there are. Ranks that share a GPU get slices of its time:
         # the more of them, the longer each collective.
@@ -142,7 +133,7 @@ class Check:
         self.environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": self.folder}
         self.on_gpus = {
             "LOCK_OF_TURNS": self.folder / "turns",
-            "SECONDS_OF_TURN": 100 * self.patience,
+            "SECONDS_OF_TURN": int(100 * self.patience),
             "PYTHONPATH": python_path(ROOT / "lessons", ROOT, pretending.AT_EXIT),
             "TORCHINDUCTOR_CACHE_DIR": self.folder / "inductor",
             "TORCHINDUCTOR_COMPILE_THREADS": "4",
@@ -178,7 +169,7 @@ class Check:
         self.save()
 
     def judge(self, name: str, children: Iterable[Child | None], look: Callable, expected: str = "") -> None:
-        """A row about some children: look(*children) returns a value, or a value and whether it is right."""
+        """A row about some children: look(what they say) returns a value, and perhaps whether it is right."""
         children = list(children)
         if None in children:
             return self.row(name, "its stage had no time left", expected, "not run")
@@ -186,7 +177,7 @@ class Check:
         times = (longest.took, longest.limit)
         if bad := next((child for child in children if child.problem), None):
             return self.row(name, bad.problem, expected, bad.verdict(), *times)
-        found = look(*children)
+        found = look(*(child.said() for child in children))
         value, is_right = found if isinstance(found, tuple) else (found, None)
         verdict = {None: "measured", True: "ok", False: "failed"}[is_right]
         return self.row(name, value, expected, verdict, *times)
@@ -277,19 +268,17 @@ class Check:
                     stage.work(self)
                 except Exception as error:  # a fault of ours must not take the other stages with it
                     self.row("the stage", f"{type(error).__name__}: {error}", "", "failed")
-                self.end_of_stage(time.monotonic() - now, limit)
+                seconds = time.monotonic() - now
+                value, verdict = (
+                    ("in time", "ok") if seconds <= limit else ("more to do than time", "not run")
+                )
+                verdict = "failed" if verdict != "ok" and self.is_rehearsal else verdict
+                self.row("the whole stage", value, "", verdict, seconds, limit)
         finally:
             for child in self.children:
                 child.end()
             shutil.rmtree(self.folder, ignore_errors=True)
         return int(any(row.verdict == "failed" for row in self.rows))
-
-    def end_of_stage(self, seconds: float, limit: float) -> None:
-        """What was still running at the deadline was ended."""
-        value, verdict = ("in time", "ok") if seconds <= limit else ("more to do than time", "not run")
-        if verdict != "ok" and self.is_rehearsal:
-            verdict = "failed"
-        self.row("the whole stage", value, "", verdict, seconds, limit)
 
     # ---- commands
 

@@ -47,8 +47,7 @@ def is_first() -> bool:
 
 
 def lock(kind: int) -> None:
-    """Prepare beside others, or be measured alone. Who takes too long with either is ended by its alarm, so
-    that all others have a turn."""
+    """Prepare beside others, or be measured alone. An alarm ends whoever takes too long with either."""
     if is_first() and "LOCK_OF_TURNS" in os.environ:
         signal.alarm(0)
         fcntl.flock(LOCK, kind)
@@ -56,7 +55,7 @@ def lock(kind: int) -> None:
 
 
 def wait_for_turn() -> None:
-    """This process is prepared. Wait until no other one prepares or is measured."""
+    """Wait until no other process prepares or is measured."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # the others need memory too
     lock(fcntl.LOCK_EX)
@@ -82,8 +81,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 
 def busy(events: list[dict], seconds: float) -> dict[str, float]:
-    """Shares of these seconds: "busy", and each kind of kernel; nothing where no kernel ran. "hidden" is the
-    share in which NCCL is at work beside other kernels."""
+    """Shares of these seconds: "busy", each kind of kernel, and "hidden", NCCL beside other kernels."""
     spans = {}  # in microseconds, by kind
     for event in events:
         if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -175,8 +173,8 @@ def numerics():
 
 
 def peers(power=28):
-    """Whether GPU 0 reaches the others' memory directly (P2P), how many bytes a second a copy moves, and
-    whether they are there and come back as they were: on some machines, a P2P copy changes them silently."""
+    """Whether GPU 0 reaches the others' memory directly (P2P), how fast a copy is, and whether its bytes come
+    back as they were: on some machines, a P2P copy changes them silently."""
     sent = torch.randint(256, (2**power,), dtype=torch.uint8)
     found, source = {}, sent.to("cuda:0")
 
@@ -225,11 +223,8 @@ def sizes(largest=26, times=20):
 
 
 def memory(kind, width=4096, layers=16):
-    """What a rank holds at most when a model is replicated (ddp) and when it is sharded (fsdp).
-
-    A stack of linear layers that are wide for their batch, so that weights, gradients and the optimizer's
-    two moments are most of it.
-    """
+    """What a rank holds at most when a model is replicated (ddp) and when it is sharded (fsdp): linear layers
+    that are wide for their batch, so that little of it is activations."""
     device = join()
     torch.manual_seed(0)
     with device:
@@ -275,19 +270,11 @@ class OneProduct(nn.Module):
         return self.project(mixed.transpose(1, 2).flatten(-2))
 
 
-def gpt(
-    *kinds, hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, rounds=5, look=5
-):
-    """Lesson 13's model, made large, in bf16 on one GPU: which share of the hardware's peak goes into it.
-
-    compiled   torch.compile of the whole model; or of each block and the loss: blocks
-    autotune   torch.compile tries several kernels for each product
-    cudnn      attention by cuDNN, and not by PyTorch's own FlashAttention
-    fused      one product for query, key and value
-
-    The texts are random and stay on the GPU. The number of operations is the planner's: products only,
-    forward and backward, with attention to earlier positions counted as if to all, as papers do; "causal"
-    is how many there are if only what a position sees is counted.
+def gpt(*kinds, hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, rounds=5):
+    """Lesson 13's model, made large, in bf16 on one GPU. Kinds: compiled; cudnn, whose attention is cuDNN's;
+    fused, with one product for query, key and value. The texts are random and stay on the GPU. The number of
+    operations is the planner's: products only, with attention counted as if to all positions, as papers do;
+    "causal" counts only what a position sees.
     """
     from planner import formulas
 
@@ -304,22 +291,14 @@ def gpt(
         for block in model.blocks:
             block.attention = OneProduct(block.attention)
 
-    def loss_of(scores, following):
-        return cross_entropy(scores.flatten(0, 1), following.flatten())
-
-    mode = "max-autotune-no-cudagraphs" if "autotune" in kinds else None
-    if "blocks" in kinds:
-        loss_of = torch.compile(loss_of, mode=mode)
-        for block in model.blocks:
-            block.compile(mode=mode)
-    elif "compiled" in kinds:
-        model.compile(mode=mode)
+    if "compiled" in kinds:
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step():
         batch = texts[torch.randint(len(texts), (size,), device=device)]
         with torch.autocast(device.type, torch.bfloat16):
-            loss = loss_of(model(batch[:, :-1]), batch[:, 1:])
+            loss = cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimize(optimizer, loss)
 
     seconds_of(device, step, 3)
@@ -330,7 +309,7 @@ def gpt(
     attention = formulas.attention_flops(layers, hidden, length, size, "none")
     flops = formulas.step_flops(layers, hidden, characters, length, size, recompute="none")
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    found = watched(device, step, min(look, steps))
+    found = watched(device, step, min(5, steps))
     return {
         "seconds": seconds,
         "rounds": taken,
@@ -399,22 +378,10 @@ def from_device(images, labels, size, device):
 
 
 def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24, bf16=1):
-    """Lesson 08's model on CIFAR-size images, from a plain loop to the fastest, a change at a time.
-
-    Each step keeps what the steps before it have changed:
-    plain          what PyTorch does by default: fp32, with TF32 in convolutions; an image moved and
-                   mirrored at a time by four workers, loss.item() at each step
-    input          the images stay on the GPU and are moved and mirrored there, a batch at a time
-    bf16           by autocast
-    channels_last  the layout in which tensor cores read images
-    benchmark      cuDNN takes whichever kernels are fastest
-    fused          a fused optimizer
-    compile        torch.compile
-    And repeatable: plain with the lessons' flags, so that fp32 has 32 bits and each run the same bytes.
-    Or ddp, or fsdp, under torchrun: bf16, with the model in DistributedDataParallel, or sharded by
-    fully_shard, which takes no channels_last; with bf16=0, in fp32. The input comes first: as long as four
-    workers are waited for, nothing behind them can show. A round has so many steps, or as many as fit into a
-    second.
+    """Lesson 08's model on CIFAR-size images, from a plain loop to the fastest, a change at a time: see STEPS
+    in speed.py. The input comes before bf16: as long as four workers are waited for, nothing behind them can
+    show. Or ddp, or fsdp, under torchrun: as bf16; with bf16=0, in fp32. A round has so many steps, or as
+    many as fit into a second.
     """
     from parts import board, resnet
 

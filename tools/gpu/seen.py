@@ -1,8 +1,5 @@
-"""What a GPU has shown already, from files of rows: for the order of `make gpu`, and for --only-new.
-
-A file of rows is what `make gpu` writes, OUT/gpu.json, or one of tools/bench/results/gpu, some of which were
-put together by hand.
-"""
+"""What a GPU has shown already, from files of rows: for the order of `make gpu`, and for --only-new. Those in
+tools/bench/results/gpu were put together by hand."""
 
 import functools
 import json
@@ -71,9 +68,8 @@ def short(name: str) -> str:
 
 
 def place(name: str, known: dict[str, float], gpus: int = 1) -> tuple:
-    """Where a test comes: first what has not been seen, then what uses all GPUs, and then the longest, since
-    one that is begun last would end alone. Notebooks go the other way round: there is no time for all, and
-    more short ones fit."""
+    """Where a test comes: first what has not been seen, then what uses all GPUs, then the longest, which
+    would end alone if it began last; but the shortest notebooks, since there is no time for all."""
     if name.startswith(NOTEBOOK):
         return is_seen(name, known), False, stored(name.removeprefix(NOTEBOOK).rstrip("]"))
     of_others = (seconds for other, seconds in known.items() if short(other) == short(name))
@@ -95,17 +91,5 @@ def is_seen(name: str, known: dict[str, float]) -> bool:
     return name in known or (name.startswith(NOTEBOOK) and short(name) in map(short, known))
 
 
-# Seconds of tests that no file has: what has several runs, or many processes, takes longer. A test with one
-# run of two processes took about 25 on an H100, and one of four 41.
-GUESSED = {
-    "make run": 90,
-    "is stopped or told": 75,
-    "[17": 60,
-    "twice if": 54,
-    "a kill costs no byte": 54,
-    "-4]": 41,
-    "for-4]": 41,
-    "recipe": 38,
-    "[12": 35,
-    "[13": 35,
-}
+# Seconds of tests that no file has, on an H100. A test with one run of two processes took about 25.
+GUESSED = {"make run": 90, "is stopped or told": 75, "[17": 60, "a kill": 54, "-4]": 41, "recipe": 38}

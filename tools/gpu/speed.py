@@ -1,11 +1,10 @@
-"""The stages of `make gpu` that ask how fast it is, and what limits it; and their picture."""
+"""The stages of `make gpu` that ask how fast it is, and what limits it."""
 
 import math
 import re
 from functools import partial
-from pathlib import Path
+from itertools import product
 
-from tools import ink
 from tools.gpu.harness import Check, Job
 from tools.testbed import pretending
 
@@ -43,7 +42,7 @@ GPTS = {
     "gpt, cuDNN's attention": {"kinds": ["compiled", "fused", "cudnn"], "size": 32, "steps": 5},
     "gpt, 50,304 words": {"kinds": ["compiled", "fused"], "size": 16, "characters": 50304},
 }
-IN_BF16 = tuple(STEPS)[3:]
+IN_FP32 = ("repeatable", "plain", "input")
 SMALL_LOOP = {"width": 4, "images": 32, "size": 8, "rounds": 1, "steps": 2}
 SMALL_GPT = {"hidden": 32, "layers": 1, "heads": 2, "length": 16, "size": 2, "steps": 1, "rounds": 1}
 
@@ -80,8 +79,7 @@ def gpt(check: Check, kinds: tuple = (), **options) -> Job:
 
 
 def needs(size: int = 8, characters: int = 64, **options) -> float:
-    """Bytes of the GPU's memory, about: of 607 million parameters with AdamW, and of these texts; and of the
-    words, whose scores are kept in 16 bits and in 32, with a gradient each."""
+    """Bytes of the GPU's memory, about: 607 million parameters with AdamW, the texts, and scores of words."""
     return (10 + 1.2 * size) * 1e9 + characters * (2 * 16 * 2048 + 12 * size * 1024)
 
 
@@ -94,48 +92,48 @@ def title(name: str) -> str:
     return f"ResNet-18, {STEPS[name]}" if name in STEPS else f"a large {name}"
 
 
+def is_compiled(name: str) -> bool:
+    return name == "compile" or "compiled" in GPTS.get(name, {}).get("kinds", ())
+
+
 def lacks(check: Check, name: str, job: Job) -> str:
     """Why it cannot be measured here, or an empty string."""
-    is_compiled = name == "compile" or "compiled" in GPTS.get(name, {}).get("kinds", ())
     if job.memory > check.room:
         return f"needs {job.memory / 1e9:.0f} GB, and {check.room / 1e9:.0f} are free"
-    if name not in set(STEPS) - set(IN_BF16) and check.facts.get("bf16") is False:
+    if name not in IN_FP32 and check.facts.get("bf16") is False:
         return "this GPU has no bf16"
-    return pretending.no_compiler() if is_compiled else ""
+    return pretending.no_compiler() if is_compiled(name) else ""
 
 
 def alone(check: Check) -> None:
     """All prepare at once, which is most of their time, and have turns to be measured: see probes.py. What no
     GPU has shown yet comes first."""
-    jobs = {step: loop(check, step) for step in STEPS} | {
-        name: gpt(check, **options) for name, options in GPTS.items()
-    }
-    if check.is_rehearsal:  # on two cores, compiling takes longer than all the rest
-        jobs = {name: job for name, job in jobs.items() if name == "gpt" or name in STEPS}
-        del jobs["compile"]
-    for name in list(jobs):
-        if check.is_left_out(title(name)):
-            del jobs[name]
-        elif reason := lacks(check, name, jobs[name]):
+    jobs = {}
+    for name in sorted((*STEPS, *GPTS), key=lambda name: title(name) in check.before):
+        job = loop(check, name) if name in STEPS else gpt(check, **GPTS[name])
+        # On two cores, compiling takes longer than all the rest.
+        is_left_out = is_compiled(name) if check.is_rehearsal else check.is_left_out(title(name))
+        if is_left_out:
+            continue
+        if reason := lacks(check, name, job):
             check.row(title(name), reason, "", "not run")
-            del jobs[name]
-    jobs = dict(sorted(jobs.items(), key=lambda each: title(each[0]) in check.before))
+        else:
+            jobs[name] = job
 
-    def step_of_resnet(child, name):
-        said = check.facts.setdefault("ladder", {})[name] = child.said()
+    def step_of_resnet(said, name):
+        check.facts.setdefault("ladder", {})[name] = said
         peak = share_of_peak(check, said["images/s"] * said["flops"], name == "repeatable")
         waits = f"{said['input']:.0%} of a step for input"
         speed = f"{said['images/s']:,.0f} images/s ({spread(said['rounds'])})"
         return f"{speed}, {peak}, {waits}; {limits(said['busy'])}"
 
-    def large_gpt(child, name):
-        said = check.facts.setdefault("gpt", {})[name] = child.said()
+    def large_gpt(said, name):
+        check.facts.setdefault("gpt", {})[name] = said
         size = f"{said['parameters'] / 1e6:,.0f} million parameters"
         peak = share_of_peak(check, said["flops"] / said["seconds"])
+        causal = share_of_peak(check, said["causal"] / said["seconds"])
         speed = f"{said['tokens/s']:,.0f} tokens/s, {size}, {said['bytes'] / 1e9:.0f} GB, {peak}"
-        if said["causal"] < said["flops"]:
-            speed += f" ({share_of_peak(check, said['causal'] / said['seconds'])} if attention is causal)"
-        return f"{speed}; {limits(said['busy'])}"
+        return f"{speed} ({causal} if attention is causal); {limits(said['busy'])}"
 
     def row(name, child):
         look = step_of_resnet if name in STEPS else large_gpt
@@ -151,44 +149,34 @@ def memory(check: Check) -> None:
     (child,) = check.run({"all-reduce": check.probe("sizes", ranks=2, **times)}).values()
     how = {0: " on the CPU", 1: " that share a GPU"}.get(check.gpus, ", a GPU each")
 
-    def sizes(child):
-        found = {int(size): seconds for size, seconds in child.said()["seconds"].items()}
-        check.facts["all-reduce"] = found
+    def sizes(said):
+        found = check.facts["all-reduce"] = {int(size): seconds for size, seconds in said["seconds"].items()}
         shown = (min(found), 2**20, max(found))
         return ", ".join(f"{size // 2**10:,} KiB {1e6 * found[size]:,.0f} us" for size in shown)
 
-    check.judge(f"all-reduce on 2 ranks{how}", [child], sizes)
-    jobs = {
-        (kind, ranks): check.probe("memory", kind, ranks=ranks, **width)
-        for kind in ("ddp", "fsdp")
-        for ranks in counts
-        if not check.is_left_out(f"peak memory of a rank, {kind} on {ranks}")
-    }
-    for (_, ranks), job in jobs.items():  # 1.7 GB on an H100, and CUDA's context
-        job.memory = 0 if check.is_rehearsal else 2.5e9 * math.ceil(ranks / max(1, check.gpus))
-
-    def row(name, child):
-        kind, ranks = name
-
-        def held(child):
-            said = child.said()
-            if not said["bytes"]:
-                return "it ran; nothing counts memory here"
-            check.facts.setdefault("memory", {}).setdefault(kind, {})[ranks] = said["bytes"]
-            most, weights = (f"{said[name] / 2**20:,.0f} MiB" for name in ("bytes", "of weights"))
-            return f"{most} for {weights} of weights"
-
-        check.judge(f"peak memory of a rank, {kind} on {ranks}", [child], held)
-
-    found = check.run(jobs, row)
+    def held(said):
+        if not said["bytes"]:
+            return "it ran; nothing counts memory here"
+        most, weights = (f"{said[name] / 2**20:,.0f} MiB" for name in ("bytes", "of weights"))
+        return f"{most} for {weights} of weights"
 
     def falls(ddp, fsdp):
-        share = fsdp.said()["bytes"] / ddp.said()["bytes"]
+        share = fsdp["bytes"] / ddp["bytes"]
         return f"{share:.2f} of DDP's", share < 0.6  # a rank of 4 holds a quarter, and a layer or two
 
-    if not check.is_rehearsal and {("ddp", counts[-1]), ("fsdp", counts[-1])} <= jobs.keys():
-        both = [found[kind, counts[-1]] for kind in ("ddp", "fsdp")]
-        check.judge(f"fsdp against ddp on {counts[-1]}", both, falls, "less than 0.6")
+    check.judge(f"all-reduce on 2 ranks{how}", [child], sizes)
+    jobs = {}
+    for kind, ranks in product(("ddp", "fsdp"), counts):
+        job = check.probe("memory", kind, ranks=ranks, **width)
+        # 1.7 GB on an H100, and CUDA's context.
+        job.memory = 0 if check.is_rehearsal else 2.5e9 * math.ceil(ranks / max(1, check.gpus))
+        jobs[f"peak memory of a rank, {kind} on {ranks}"] = job
+    jobs = {name: job for name, job in jobs.items() if not check.is_left_out(name)}
+    found = check.run(jobs, lambda name, child: check.judge(name, [child], held))
+    both = [f"peak memory of a rank, {kind} on {counts[-1]}" for kind in ("ddp", "fsdp")]
+    if not check.is_rehearsal and set(both) <= jobs.keys():
+        children = [found[name] for name in both]
+        check.judge(f"fsdp against ddp on {counts[-1]}", children, falls, "less than 0.6")
 
 
 def several_gpus(check: Check) -> None:
@@ -197,8 +185,8 @@ def several_gpus(check: Check) -> None:
         return check.row("P2P, scaling", "needs two GPUs", "", "not run")
     (child,) = check.run({"peers": check.probe("peers", power=20 if check.is_rehearsal else 28)}).values()
 
-    def peers(child):
-        found = check.facts["peers"] = child.said()["peers"]
+    def peers(said):
+        found = check.facts["peers"] = said["peers"]
         wrong = "the bytes that arrive are not those that were sent (try NCCL_P2P_DISABLE=1)"
         shown = ", ".join(
             f"GPU {number} {each['bytes/s'] / 1e9:.0f} GB/s{', through the host' * (not each['P2P'])}"
@@ -226,8 +214,8 @@ def several_gpus(check: Check) -> None:
         name = f"{kind} on {ranks}, {how}"
         (child,) = check.run({name: job}).values()  # one after the other: they would share GPUs
 
-        def look(child, ranks=ranks, name=name):
-            said = check.facts.setdefault("scaling", {})[name] = child.said()
+        def look(said, ranks=ranks, name=name):
+            check.facts.setdefault("scaling", {})[name] = said
             shown = f"{said['images/s']:,.0f} images/s ({spread(said['rounds'])})"
             if one := check.facts["scaling"].get(f"ddp on 1, {weak}"):
                 shown += f", {said['images/s'] / one['images/s'] / ranks:.2f} of ideal"
@@ -235,42 +223,3 @@ def several_gpus(check: Check) -> None:
 
         check.judge(f"ResNet-18 in {'bf16' if has_bf16 else 'fp32'}, {name}", [child], look)
     return None
-
-
-# ---- the picture --------------------------------------------------------------------------------
-
-
-def draw(facts: dict, path: Path, title: str) -> None:
-    """A panel for each kind of facts that there are: a stage without time left has none."""
-    plt = ink.pyplot()
-    panels = {"ladder": steps, "all-reduce": sizes, "memory": peaks}
-    shown = [name for name in panels if facts.get(name)] or ["ladder"]
-    size = (ink.WIDTH, 1 + 3 * len(shown))
-    figure, axes = plt.subplots(len(shown), 1, figsize=size, squeeze=False)
-    for name, panel in zip(shown, axes.flat, strict=True):
-        panels[name](panel, facts.get(name, {}))
-    version = f"torch {facts.get('versions', {}).get('torch', 'unknown')}"
-    kinds = [*dict.fromkeys(facts.get("gpus", [])), version]
-    figure.suptitle(f"{title}\n{', '.join(kinds)}")  # in one line it would be wider than the picture
-    figure.savefig(path)
-
-
-def steps(panel, found: dict) -> None:
-    panel.set_title("ResNet-18, CIFAR-size images: images a second")
-    bars = panel.barh(list(found), [step["images/s"] for step in found.values()])
-    panel.bar_label(bars, [f"{step['images/s']:,.0f}" for step in found.values()], padding=2)
-    panel.invert_yaxis()
-    panel.margins(x=0.2)
-
-
-def sizes(panel, found: dict) -> None:
-    panel.set_title("all-reduce on two ranks: microseconds by bytes")
-    panel.loglog(list(found), [1e6 * seconds for seconds in found.values()], marker="o")
-
-
-def peaks(panel, kinds: dict) -> None:
-    panel.set_title("peak memory of a rank, MiB, by ranks")
-    for kind, found in kinds.items():
-        panel.plot(list(found), [size / 2**20 for size in found.values()], marker="o", label=kind)
-    panel.set_ylim(bottom=0)
-    panel.legend()

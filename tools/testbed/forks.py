@@ -1,10 +1,8 @@
 """Start a lesson in 0.1 seconds instead of 4: from a process that has imported torch already, and forks.
 
-For tests of numbers, of which there are many. The fork runs the lesson's file, torchrun's agent and the
-process groups as they are; what it spares is the import of torch in every process. Whether a lesson
-starts from nothing and ends without a trace is for tests with true launches.
-
-The server reads one JSON line for each run from its standard input, and answers with one.
+The fork runs the lesson's file, torchrun's agent and the process groups as they are. Whether a lesson starts
+from nothing and ends without a trace is for tests with true launches. The server reads one JSON line for each
+run from its standard input, and answers with one.
 """
 
 import functools
@@ -168,12 +166,6 @@ def start_all_at_once(start, *arguments, **options):
     return context
 
 
-def pass_the_gate():
-    os.close(gate[1])
-    os.read(gate[0], 1)
-    os.close(gate[0])
-
-
 def torchrun(words):
     """torchrun's own command line, rendezvous, agent and restarts; its processes are forks too."""
     import torch.distributed.run as run
@@ -188,7 +180,9 @@ def torchrun(words):
 
 
 def worker(path, words):
-    pass_the_gate()
+    os.close(gate[1])
+    os.read(gate[0], 1)
+    os.close(gate[0])
     script(path, words)
 
 

@@ -61,33 +61,21 @@ def note_steps():
         register_optimizer_step_post_hook(note)
 
 
-class Dying:
+class Dying(io.FileIO):
     """A file whose writer is killed in the middle of writing it."""
 
-    def __init__(self, file, size):
-        self.file, self.size = file, size
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.file.close()
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
     def write(self, data):
-        self.file.write(data[: int(self.size * len(data))])
-        self.file.flush()
+        super().write(data[: int(self.share * len(data))])
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def dying_open(path, mode="r"):
-    file, order = open(path, mode), Path(".die-in-save")  # noqa: SIM115
-    if mode == "wb" and order.exists():
-        share = float(order.read_text())
-        order.unlink()
-        return Dying(file, share)
+    order = Path(".die-in-save")
+    if mode != "wb" or not order.exists():
+        return open(path, mode)
+    file = Dying(path, mode)
+    file.share = float(order.read_text())
+    order.unlink()
     return file
 
 
