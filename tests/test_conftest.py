@@ -32,8 +32,9 @@ def test_marks_choose_by_case_and_a_skip_must_be_allowed(tmp_path, allowed, code
     (tmp_path / "allowed.txt").write_text(f"# a comment\n{allowed}\n")
     # A copy: the processes of the run that this test belongs to hold a lock on the file itself.
     shutil.copy(ROOT / "tests/conftest.py", tmp_path)
-    options = ("-v", "-c", os.devnull, "--rootdir", tmp_path, "--confcutdir", tmp_path)
-    words = [sys.executable, "-m", "pytest", *options, "-m", "quick or long", "--allowed-skips", "allowed.txt"]
+    options = ["-v", "-c", os.devnull, "--rootdir", tmp_path, "--confcutdir", tmp_path]
+    options += ["-m", "quick or long", "--allowed-skips", "allowed.txt"]
+    words = [sys.executable, "-m", "pytest", *options]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [tmp_path, ROOT]))}
     run = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     passed = set(re.findall(r"::test_(\S+) PASSED", run.stdout))

@@ -138,14 +138,13 @@ def test_a_class_is_graded(graded):
     text = (graded["out"] / "<b>eve" / "report.html").read_text()
     assert "<script>" not in text and "&lt;script&gt;" in text and "&lt;b&gt;eve" in text
     items = (graded["out"] / "items.html").read_text()
-    assert "<i>" not in items and "data:image/png;base64," in items and "13 submissions" in items
+    assert "<i>" not in items and "13 submissions" in items
 
 
 @pytest.mark.long
 def test_what_is_graded_is_kept_and_can_be_repeated(graded, tmp_path):
     first, second = (graded[which]["grades"] for which in ("first", "second"))
     assert "0 graded, 13 kept from an earlier run" in graded["second"]["out"] and len(first) == 13
-    # They hold how long each check took: graded again they would differ.
     assert all(first[name]["exercises"] == second[name]["exercises"] for name in first)
     # Other inputs for everybody, and the same ones again for whoever names the seed of a report.
     ben, bea = (first[name]["exercises"]["03"][3]["came"] for name in ("ben", "bea"))
@@ -504,12 +503,12 @@ def test_gradescopes_bundle_grades(tmp_path):
 
 
 def test_what_graders_import_is_installed_as_the_lessons_pin_it():
-    """By the bundle and by both workflows. A class needs a progress bar and pictures, too."""
+    """By the bundle and by both workflows. A class needs a progress bar, too."""
     recipes = [(bundle.RECIPES / name).read_text() for name in ("github.yml", "github_grades.yml")]
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     pinned = {line for line in lines if line.startswith(("torch==", "pytest=="))} | {"numpy"}
     assert all(pinned <= set(text.split()) for text in (bundle.requirements(), *recipes))
-    assert {"tqdm", "matplotlib"} <= set(recipes[1].split())
+    assert "tqdm" in recipes[1].split()
 
 
 def step(recipe, name):

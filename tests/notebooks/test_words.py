@@ -54,8 +54,6 @@ KNOWN += [word("step", is_plain=True), word("loss", first_in=("03", "09"))]
 PAGE = "../lessons/pages/words.md#"
 RANK, RING = f"[rank]({PAGE}rank)", f"[ring all-reduce]({PAGE}ring-all-reduce)"
 REDUCE = f"[all-reduce]({PAGE}all-reduce)"
-DOCUMENTED = "[rank](https://docs.pytorch.org/docs/stable/distributed.html)"
-WRITTEN = "<!-- way: written by `make diffs` -->\nrank\n<!-- end of way -->"
 
 
 @pytest.mark.parametrize(
@@ -72,11 +70,8 @@ WRITTEN = "<!-- way: written by `make diffs` -->\nrank\n<!-- end of way -->"
         ("`rank`, $rank$, ranking, frank, a rank-order: ranks", f"... a rank-order: [ranks]({PAGE}rank)"),
         ("## A rank\n\n```sh\n`rank`\n```\nA rank.", f"...```\nA {RANK}."),
         ("[the rank](03.ipynb), ![a rank](rank.png), https://a.org/rank, rank", f"...a.org/rank, {RANK}"),
-        (f"<summary>rank</summary>{WRITTEN} rank", f"... {RANK}"),
         ("**Ranks.** A rank.", "..."),
-        ("A *rank*, a rank.", "..."),
         (f"A {RANK}, a rank.", "..."),
-        (f"A {DOCUMENTED}, a rank.", "..."),
         ("A plain step; the loss that the notebook explains.", "..."),
     ],
 )
@@ -88,15 +83,3 @@ def test_the_first_use_is_linked_and_no_other(source, expected):
     assert once.endswith(end) if end else once == source
     assert len(lines) == once.count(words.LINK) - source.count(words.LINK) == expected.count(words.LINK)
     assert words.link("09", notebook, KNOWN) == [], "a second time changes nothing"
-
-
-def test_the_page_is_read(tmp_path):
-    page = tmp_path / "words.md"
-    page.write_text(
-        "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nExplained in lesson [03](03.md), "
-        "then in notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\n"
-        f"Explained in lesson [01](01.md). {words.PLAIN}\n"
-    )
-    rank, step = words.read(page)
-    assert rank == word("rank", "number", "who am I", first_in=("03", "03a"))
-    assert step == word("step", first_in=("01",), is_plain=True)
