@@ -25,7 +25,6 @@ from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons, notebooks
 from tools.bench import slow_links
 from tools.testbed import hosts
-from tools.testbed.processes import wait_for
 
 
 @pytest.fixture
@@ -37,29 +36,17 @@ def out(tmp_path, monkeypatch):
     plt.close("all")
 
 
-@pytest.fixture
-def shown(out, monkeypatch):
-    shown = []
-    monkeypatch.setattr(show.pictures, "display", shown.append)
-    return shown
-
-
 def script(folder, text):
     path = folder / "script.py"
     path.write_text(text)
     return path
 
 
-def test_start_goes_to_the_root_and_empties_only_its_own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OUT", str(tmp_path / "out"))
-    (tmp_path / "out/notebooks/other").mkdir(parents=True)
-    (tmp_path / "out/notebooks/mine").mkdir()
-    (tmp_path / "out/notebooks/mine/old").touch()
-    with plt.rc_context():
-        assert list(show.start("mine").iterdir()) == []
-    assert (tmp_path / "out/notebooks/other").exists()
-    assert launcher.ROOT.samefile(".")
+def test_start_empties_only_its_own_folder(out):
+    for place in ("mine/old", "other/kept"):
+        (out.parent / place).mkdir(parents=True)
+    assert list(show.start("mine").iterdir()) == []
+    assert (out.parent / "other/kept").exists()
 
 
 def test_run_streams_what_a_command_writes_and_checks_its_status(out, capsys):
@@ -85,20 +72,13 @@ def test_a_command_is_started_with_the_python_of_the_notebook(out, tmp_path, mon
         assert show.run(f"{command} {path} {sys.executable}").text.splitlines()[-1] == "True"
 
 
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_what_hangs_is_ended_with_its_children(out, capsys):
     child = "[sys.executable, '-c', 'import time; time.sleep(60)']"
     text = f"import subprocess, sys, time\nprint(subprocess.Popen({child}).pid); time.sleep(60)"
-    path = script(out, text)
-    running = show.run(f"python {path}", limit=6, code=None)
+    running = show.run(f"python {script(out, text)}", limit=6, code=None)
     assert "still running after 6 seconds" in capsys.readouterr().out
-    wait_for(lambda: not alive(int(running.text)), 5)
+    living = {process.pid for process in psutil.process_iter() if process.status() != psutil.STATUS_ZOMBIE}
+    assert int(running.text) not in living
 
 
 def test_ranks_that_hang_are_named_and_ended(out, capsys):
@@ -132,9 +112,10 @@ def test_a_diff_has_a_sentence_for_each_place(tmp_path, monkeypatch):
         show.Diff("a", "b", {"seven": "y", "TWO": "x"})
 
 
-def test_a_picture_is_sharp_and_says_in_words_what_it_shows(shown):
-    axes = plt.figure(figsize=(4, 3)).add_subplot()
-    axes.set_xlabel("steps")
+def test_a_picture_is_sharp_and_says_in_words_what_it_shows(out, monkeypatch):
+    shown = []
+    monkeypatch.setattr(show.pictures, "display", shown.append)
+    plt.figure(figsize=(4, 3)).add_subplot().set_xlabel("steps")
     show.picture("The loss falls.")
     _, metadata = shown[0]._repr_mimebundle_()
     assert metadata["image/png"] == {"width": 440, "alt": "The loss falls."}
@@ -166,18 +147,11 @@ def test_pictures_can_be_read_on_white_and_on_dark_pages(out):
 # ---- the collectives
 
 
-@pytest.fixture
-def ranks():
-    ranks = collectives.Ranks(2, limit=3)
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.long
-def test_after_an_error_and_a_hang_they_are_started_anew_and_in_the_end_they_are_gone(ranks):
+def test_after_an_error_and_a_hang_they_are_started_anew_and_in_the_end_they_are_gone():
+    ranks = collectives.Ranks(2, limit=3)
     with pytest.raises(RuntimeError, match="rank 0: NameError: name 'nobody' is not defined\nrank 1: Name"):
         ranks.run("nobody")
-    assert ranks.running == []
     with pytest.raises(RuntimeError, match=r"RuntimeError: Timed out waiting 3000ms for \w+ operation"):
         ranks.run("if rank == 0:\n    dist.all_reduce(tensor)")
     assert [one["after"] for one in ranks.run("dist.all_reduce(tensor)")] == [[11, 22]] * 2
@@ -230,17 +204,15 @@ def test_the_gradients_are_those_of_the_whole_batch_however_uneven_the_parts():
 
 # ---- somebody else's weights
 
-(NOTEBOOK,) = (row for row in lessons.NOTEBOOKS if row.stem == "09a_fine_tuning")
-NEEDED = NOTEBOOK.needs.partition(": ")[2]
-RANK_SCRIPTS = launcher.ROOT / "notebooks/show/rank_scripts"
-
 
 def test_without_safetensors_it_says_in_one_line_how_to_install_it():
+    needed = next(row.needs for row in lessons.NOTEBOOKS if row.stem == "09a_fine_tuning").partition(": ")[2]
+    scripts = launcher.ROOT / "notebooks/show/rank_scripts"
     words = [sys.executable, "-c", "import sys; sys.modules['safetensors'] = None; import s09a_fine_tuning"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(RANK_SCRIPTS), *sys.path])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(scripts), *sys.path])}
     run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
-    assert (run.returncode, run.stderr) == (2, f"error: this notebook needs safetensors: {NEEDED}\n")
-    assert (launcher.ROOT / NEEDED.split()[-1]).exists()
+    assert (run.returncode, run.stderr) == (2, f"error: this notebook needs safetensors: {needed}\n")
+    assert (launcher.ROOT / needed.split()[-1]).exists()
 
 
 # ---- fewer bytes
