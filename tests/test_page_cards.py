@@ -297,5 +297,3 @@ def test_the_slides_have_every_card(tmp_path):
             assert f"<code>{html.escape(text, quote=False)}</code>" in page, stem
     loaded = r'<(script|img) |<link (?!rel="icon" href="_static/)|href="http'
     assert not re.search(loaded, page), "it needs nothing from elsewhere"
-        "no internet"
-    )
