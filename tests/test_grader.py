@@ -270,39 +270,6 @@ def test_nonsense_is_an_error_of_the_rank(kind, bare_rank):
     assert time.process_time() - began < 5
 
 
-def look_around(student, me, note):
-    """What a rank finds in its memory, and what it can open of others."""
-    found, opened = set(), []
-    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
-        for line in maps:
-            first, last = (int(word, 16) for word in line.split()[0].split("-"))
-            if "rw" in line:
-                with contextlib.suppress(OSError, ValueError):
-                    memory.seek(first)
-                    found |= set(re.findall(rb"for rank \d+!", memory.read(last - first)))
-    others = [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
-    places = [
-        f"/proc/{pid}/{name}" for pid in others for name in ("mem", "environ", "maps", "fd/100", "fd/101")
-    ]
-    for place in [*places, f"{me.folder.parent}/{1 - me.rank}/.", f"/proc/{os.getppid()}/root/."]:
-        with contextlib.suppress(OSError):
-            os.close(os.open(place, os.O_RDONLY))
-            opened.append(place)
-    return {"found": sorted(word.decode() for word in found), "opened": opened}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
-def test_a_rank_learns_nothing_that_others_were_given():
-    """Not in this run, and not of the run before. What it was given itself is found."""
-    for notes in (["for rank 10!", "for rank 11!"], ["for rank 20!", "for rank 21!"]):
-        for note, came in zip(notes, ranks.run(look_around, notes, files=NO_FILE), strict=True):
-            assert came["found"] == [note]
-            # At level 1, Landlock keeps others' memory shut, but not their environments (no answers there).
-            names = () if walls.machine()["level"] > 1 else ("/environ", "/maps")
-            opened = [place for place in came["opened"] if not place.endswith(names)]
-            assert opened == [] or not walls.machine()["landlock"]
-
-
 def numbers(student, me, given):
     return [torch.initial_seed(), random.random(), student.word, os.getpid()]
 
@@ -540,34 +507,52 @@ def test_the_filter_is_the_same_on_both_processors():
     assert [line[:3] for line in one] == [line[:3] for line in other]
 
 
-def touches(student, me, places):
-    """Which of these files can be read, and where files can be written."""
-    read, written = [], []
+def look_around(student, me, given):
+    """What a rank finds in its memory, what it can open, and where it can write."""
+    found, opened, written = set(), [], []
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            first, last = (int(word, 16) for word in line.split()[0].split("-"))
+            if "rw" in line:
+                with contextlib.suppress(OSError, ValueError):
+                    memory.seek(first)
+                    found |= set(re.findall(rb"for rank \d+!", memory.read(last - first)))
+    others = [f"/proc/{pid}" for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
+    names = ("mem", "environ", "maps", "fd/100", "fd/101")
+    places = [f"{other}/{name}" for other in others for name in names]
+    places += [f"{me.folder.parent}/{1 - me.rank}/.", f"/proc/{os.getppid()}/root/.", *given["places"]]
     for place in places:
-        with contextlib.suppress(OSError), open(place):
-            read.append(place)
+        with contextlib.suppress(OSError):
+            os.close(os.open(place, os.O_RDONLY))
+            opened.append(place)
     for folder in ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/run", ".", "..", os.path.expanduser("~")):
         with contextlib.suppress(OSError):
             open(f"{folder}/left", "w").close()
             written.append(folder)
             os.unlink(f"{folder}/left")
-    return [read, written]
+    return {"found": sorted(word.decode() for word in found), "opened": opened, "written": written}
 
 
 @pytest.mark.quick("3")
 @pytest.mark.long
 @pytest.mark.parametrize("level", [1, 3])
-def test_a_submission_can_read_nothing_that_helps(level, monkeypatch):
-    """By their true paths, which it knows: the exercise, the solution. And it can leave nothing for the next
-    one anywhere."""
+def test_a_submission_can_read_nothing_that_helps_and_leave_nothing_for_the_next(level, monkeypatch):
+    """Not what others were given, in this run or the one before, nor exercise and solution, by their true
+    paths."""
     if level not in {1, walls.machine()["level"]} or not walls.machine()["landlock"]:
         pytest.skip("this level of containment is not to be had here, or there is no Landlock")
     box = ranks.Sandbox()
     box.level = level
     monkeypatch.setattr(ranks, "BOX", box)
-    places = [SOLUTIONS / NAME, *(HERE / "03_average_gradients").glob("*.*")]
+    places = [str(path) for path in (SOLUTIONS / NAME, *(HERE / "03_average_gradients").glob("*.*"))]
+    # At level 1, Landlock keeps others' memory shut, but not their environments (no answers there).
+    harmless = ("/environ", "/maps") if level == 1 else ()
     with contextlib.closing(box):
-        assert ranks.run(touches, [[str(place) for place in places]], files=NO_FILE) == [[[], []]]
+        for notes in (["for rank 10!", "for rank 11!"], ["for rank 20!", "for rank 21!"]):
+            given = [{"note": note, "places": places} for note in notes]
+            for note, came in zip(notes, ranks.run(look_around, given, files=NO_FILE), strict=True):
+                assert came["found"] == [note] and came["written"] == []
+                assert [place for place in came["opened"] if not place.endswith(harmless)] == []
     assert len(places) > 4
 
 
