@@ -187,6 +187,11 @@ def test_what_is_not_close(got, words, kind):
     assert hints.kind(CHECK_2A, verdict.value.came) == kind
 
 
+def test_what_is_none_or_a_tensor_has_a_hint_of_its_own():
+    kinds = [hints.kind(CHECK_2A, f"it is {came}") for came in ("None", "a tensor")]
+    assert kinds == ["nothing", "a tensor for a number"]
+
+
 def test_what_is_not_the_same():
     began = time.process_time()
     for got, expected, words in (
