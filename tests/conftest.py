@@ -1,13 +1,14 @@
 """Runs lessons as a reader would, in an empty folder. After each run nothing may be alive or lie about."""
 
+import contextlib
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
-import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -34,13 +35,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """What a script starts in the background ignores Ctrl-C, and so would all that the tests start.
-
-    And where five workers compute at once with two threads each, a thread waits for another's core at each
-    barrier: ten steps of lesson 08's model have taken 80 s in that way, and half a second alone.
-    And where a machine sets PYTHONUNBUFFERED, two ranks that print at once mix their lines.
-    And what `make test` was given would also be given to each make that a test starts.
-    """
+    """For all that the tests start: one thread each, since five workers that compute with two wait for cores;
+    no mixed lines of ranks; nothing that `make test` was given; and Ctrl-C, which a script that was started
+    in the background ignores."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in ("PYTHONUNBUFFERED", "ARGUMENTS", "TIER"):
         os.environ.pop(name, None)
@@ -67,13 +64,7 @@ def skips(config):
 
 def keep_one_tier(items, is_whole):
     """Leave each test one mark of `quick`, `long` and `night`, so that `-m "not night"` chooses by case, too.
-
-    A mark may name cases of a parametrized test; one without names takes the rest:
-
-        @pytest.mark.quick("2")
-        @pytest.mark.long("4")
-        @pytest.mark.night
-    """
+    A mark may name cases of a parametrized test; one without names takes the rest."""
     cases, named = {}, {}
     for item in items:
         case = item.callspec.id if hasattr(item, "callspec") else None
@@ -150,8 +141,7 @@ WARNINGS = "error,ignore::ResourceWarning"
 ON_GPUS = ",ignore:Attempting to run cuBLAS:UserWarning,ignore:Grad strides do not match:UserWarning"
 
 
-# An NCCL that hangs waits for as long as PyTorch lets it. On an H100, no test with all of its runs took more
-# than 54 s, and `make run` 84.
+# An NCCL that hangs waits for as long as PyTorch lets it. On an H100, no test took more than 54 s.
 SECONDS_ON_GPUS = 120
 
 
@@ -180,19 +170,15 @@ class Started:
         # Workers of a DataLoader make sockets in TMPDIR, whose paths may have 107 characters.
         self.short = short_folder("t-")
         (self.short / "t").symlink_to(self.temporary)
-        environment = (
-            os.environ
-            | {
-                "HOME": str(self.home),
-                "TMPDIR": str(self.short / "t"),
-                "OMP_NUM_THREADS": "1",
-                "PYTHONWARNINGS": WARNINGS + (ON_GPUS if gpus and pretending.real() else ""),
-                "RUNGS_MARK": self.mark,
-                "SEEN": str(self.seen),
-                "PYTHONPATH": python_path(pretending.AT_EXIT),
-            }
-            | environment
-        )
+        ours = {
+            "HOME": str(self.home),
+            "TMPDIR": str(self.short / "t"),
+            "PYTHONWARNINGS": WARNINGS + (ON_GPUS if gpus and pretending.real() else ""),
+            "RUNGS_MARK": self.mark,
+            "SEEN": str(self.seen),
+            "PYTHONPATH": python_path(pretending.AT_EXIT),
+        }
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | ours | environment
         environment |= pretending.environment(gpus, self.reports, environment)
         self.compiled = folder / ".compiled"  # for a real GPU, CUDA and torch.compile keep what they compile
         folders = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -221,11 +207,9 @@ class Started:
         except subprocess.TimeoutExpired:
             self.end()
             pytest.fail(f"still running after {limit} seconds; so far it wrote:\n{self.stderr()}")
+        with contextlib.suppress(AssertionError):  # those that it has just killed are being taken down
+            wait_for(lambda: not alive(self.mark), 20)
         left = alive(self.mark)
-        deadline = time.monotonic() + 20
-        while left and time.monotonic() < deadline:
-            time.sleep(0.05)  # the launcher has ended; those it has just killed are being taken down
-            left = alive(self.mark)
         self.end()
         assert not left, f"still alive after the run: {left}"
         # torchrun and mp.spawn leave the error of a process that failed where temporary files go.
@@ -234,12 +218,11 @@ class Started:
         # NCCL is pretended, gloo carries it, and has threads that NCCL would not have.
         is_left = threads and self.gpus <= pretending.real()
         assert self.process.returncode != 0 or not is_left, f"a process ended with {threads}: it may abort"
-        files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "error.json"]
-        files = [path for path in files if path.parent not in (self.seen, self.reports)]
-        files = [path for path in files if self.compiled not in path.parents]
-        files = [path for path in files if not path.name.startswith("pytorch-errorfile-")]
-        files.remove(self.folder / ".log")
-        outside = [str(path.relative_to(self.folder)) for path in files if self.out not in path.parents]
+        ours = {self.out, self.seen, self.reports, self.compiled}
+        files = [path for path in self.folder.rglob("*") if path.is_file() and not ours & {*path.parents}]
+        ends = re.compile(r"(error\.json|\.log)$|pytorch-errorfile-")
+        files = [path for path in files if not ends.match(path.name)]
+        outside = [str(path.relative_to(self.folder)) for path in files]
         assert not outside, f"files outside OUT: {outside}"
         code, stderr = self.process.returncode, self.stderr()
         waits = pretending.waits(self.gpus, self.reports) if self.gpus and code == 0 else {}
@@ -258,10 +241,8 @@ class Started:
 
     def end(self):
         for pid, _ in alive(self.mark):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         self.process.wait()
         self.process.stdout.close()
         self.log.close()

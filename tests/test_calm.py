@@ -39,15 +39,6 @@ NEW = {
 }
 
 
-def names_of_imports(tree):
-    """The names under which a file knows other modules, and what it takes from them."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-    return names
-
-
 def root_of(node):
     while isinstance(node, ast.Attribute):
         node = node.value
@@ -55,22 +46,17 @@ def root_of(node):
 
 
 def tricks(text):
-    """What a reader stumbles over, in words."""
-    tree = ast.parse(text)
-    imported = names_of_imports(tree)
-    found = []
-    for node in ast.walk(tree):
-        match node:
-            case ast.Global():
-                words = "global"
-            case ast.Attribute(ctx=ast.Store() | ast.Del()) if root_of(node) in imported:
-                words = f"assigns {ast.unparse(node)}, which belongs to another module"
-            case ast.Call(ast.Name("setattr"), [first, *_]) if root_of(first) in imported:
-                words = "assigns to another module"
-            case _:
-                continue
-        found.append(f"line {node.lineno}: {words}")
-    return found
+    """Where a file declares a name global, or assigns to another module."""
+    nodes, imported = [*ast.walk(ast.parse(text))], set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    return [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in nodes
+        if isinstance(node, ast.Global)
+        or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and root_of(node) in imported)
+    ]
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -94,15 +80,7 @@ def test_nothing_is_hidden(name):
     assert tricks(SOURCES[name].read_text()) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("def f():\n    global x\n    x = 1", "line 2: global"),
-        ("from parts import snapshot\nsnapshot.settings |= {}", "line 2: assigns snapshot.settings"),
-        ("import torch\nsetattr(torch, 'a', 1)", "line 2: assigns to another module"),
-        ("import torch\nmodel = torch.a\nmodel.x = 1", None),
-    ],
-)
-def test_a_trick_is_found_and_what_is_plain_is_none(text, words):
-    found = tricks(text)
-    assert len(found) == bool(words) and all(line.startswith(words) for line in found)
+def test_a_trick_is_found_and_what_is_plain_is_none():
+    assert tricks("def f():\n    global x\n    x = 1") == ["line 2: global x"]
+    assert tricks("from parts import snapshot\nsnapshot.a = 1") == ["line 2: snapshot.a"]
+    assert tricks("import torch\nmodel = torch.a\nmodel.x = 1") == []

@@ -1,4 +1,4 @@
-"""requirements.txt is enough to run the lessons and to start the tests; and which folder imports which."""
+"""Which folder imports which, as CONTRIBUTING.md says."""
 
 import ast
 import functools
@@ -6,12 +6,9 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from tools.lessons import ROOT
 
@@ -20,35 +17,6 @@ NOTEBOOKS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").
 # The path as pyproject.toml has it, and what graders and the processes of notebooks add.
 SCRIPTS = "notebooks/show/rank_scripts"
 ROOTS = ("", "lessons", "notebooks", "tests/exercises", "tests/exercises/sandbox", SCRIPTS)
-
-
-def installed_modules():
-    """The modules of the packages in requirements.txt, and of the packages that those need."""
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    waiting = [Requirement(line) for line in lines if not line.startswith("#")]
-    packages = set()
-    while waiting:
-        requirement = waiting.pop()
-        name = re.sub("[-_.]+", "-", requirement.name).lower()
-        if name in packages:
-            continue
-        packages.add(name)
-        try:
-            needs = [Requirement(need) for need in metadata.requires(name) or []]
-        except metadata.PackageNotFoundError:
-            continue  # for another system or Python
-        extras = requirement.extras or {""}
-        waiting += [
-            need
-            for need in needs
-            if not need.marker or any(need.marker.evaluate({"extra": extra}) for extra in extras)
-        ]
-    found = metadata.packages_distributions().items()
-    return {
-        module
-        for module, names in found
-        if packages & {re.sub("[-_.]+", "-", name).lower() for name in names}
-    }
 
 
 @functools.cache
@@ -88,24 +56,6 @@ def place_of(module, file):
     return None
 
 
-def test_what_requirements_txt_installs_is_enough_to_import_each_file():
-    known = installed_modules() | set(sys.stdlib_module_names)
-    assert "torch" in known and "yaml" in known and "safetensors" not in known
-    found = {}
-    for file in FILES:
-        for module in imported(code_of(file).body):  # unconditionally, as soon as it is run or imported
-            if module.partition(".")[0] not in known and not place_of(module, file):
-                found.setdefault(file, set()).add(module.partition(".")[0])
-    found.pop("tools/site/theme/conf.py")  # the site has an environment of its own
-    # What their notebook or their test puts beside them.
-    assert found.pop("notebooks/show/travel/count.py") == {"ring", "server"}
-    assert found.pop("tests/probes/own_script.py") == {"snapshot"}
-    # Nobody can install what these two show.
-    assert found.pop("lessons/older/horovod_ddp.py") == {"horovod"}
-    assert found.pop("lessons/older/apex_amp.py") == {"apex"}
-    assert found == {}
-
-
 # What the files of a folder may import, as CONTRIBUTING.md says. The longest folder that fits a file counts.
 MAY = {
     "lessons": ("lessons",),
@@ -140,43 +90,6 @@ def test_arrows_run_from_tests_to_tools_to_lessons():
         paths = {word for word in words if isinstance(word, str) and re.fullmatch(r"tests/\S+\.py", word)}
         found |= {(file, path) for path in paths if not file.startswith("tests/")}
     assert found == EXCEPTIONS
-
-
-def test_no_two_modules_have_one_name():
-    paths = [path for root in ROOTS for path in (ROOT / root).iterdir() if path.stem.isidentifier()]
-    names = Counter(path.stem for path in paths if path.suffix == ".py" or any(path.glob("*.py")))
-    # Two folders of scripts, which nothing imports.
-    assert [name for name, count in names.items() if count > 1] == ["recipes"]
-
-
-# Who edits sys.path, and for what. Scripts in folders of lessons do it to find what all lessons share.
-EDITS = {
-    "notebooks/show/__init__.py": "lessons, for the cells of notebooks",
-    "notebooks/show/s07a_fewer_bytes.py": "tools: see EXCEPTIONS",
-    "notebooks/10_pipeline.ipynb": "a file that a cell has written",
-    "notebooks/10a_stale_weights.ipynb": "a file that a cell has written",
-    "tests/exercises/grader/__init__.py": "the sandbox, which a submission's process imports",
-    "tests/exercises/sandbox/zygote.py": "the same, in that process",
-    "tests/probes/port_page_lines.py": "what lies beside the script of a page whose lines it runs",
-    "tools/__init__.py": "lessons, and notebooks for EXCEPTIONS",
-    "tools/bench/variant.py": "what lies beside the lesson in whose stead it runs",
-    "tools/testbed/forks.py": "what lies beside the script that a fork runs",
-    "tools/testbed/simulated_gpus/pretend.py": "the folder into which the device is compiled",
-    "tools/testbed/threads_at_exit/sitecustomize.py": "pretend.py, in processes that know nothing of tools",
-    "tools/testbed/victim.py": "what lies beside the lesson in whose stead it runs",
-}
-
-
-def test_few_edit_the_path_and_none_outside_of_tests_puts_tests_on_it():
-    edit = r"sys\.path(\.(append|insert|extend)\(|\[.*?\] = | \+?= )"
-    found = []
-    for file in [*FILES, *NOTEBOOKS]:
-        kinds = ast.Expr | ast.Assign | ast.AugAssign
-        lines = [ast.unparse(node) for node in ast.walk(code_of(file)) if isinstance(node, kinds)]
-        edits = [line for line in lines if re.match(edit, line)]
-        found += [file] * (0 if file.startswith("lessons/") else len(edits))
-        assert file.startswith("tests/") or not re.search(r"\btests\b", " ".join(edits)), file
-    assert sorted(found) == sorted(EDITS)
 
 
 @pytest.mark.parametrize("file", ["lessons/frameworks/ray_ddp.py", "lessons/recipes/lora.py"])

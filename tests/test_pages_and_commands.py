@@ -25,17 +25,8 @@ def call(*words, environment=None, cwd=ROOT):
     )
 
 
-def test_the_pages_say_what_the_lessons_say(tmp_path, monkeypatch):
-    """And a page that drifts is noticed: that of lesson 04, with one space too many in its diff."""
+def test_the_pages_say_what_the_lessons_say():
     diffs.main(check=True)
-    page, right = tmp_path / "04.md", lessons.get("04_ddp_torchrun").page
-    page.write_text(right.read_text().replace("+    dist.destroy", "+    dist.  destroy", 1))
-    assert page.read_text() != right.read_text()
-    monkeypatch.setattr(diffs, "pages", lambda pages=diffs.pages: {page: pages()[right]})
-    with pytest.raises(SystemExit, match="run make diffs"):
-        diffs.main(check=True)
-    diffs.main(check=False)
-    assert page.read_text() == right.read_text()
 
 
 def test_the_diffs_on_the_pages_turn_each_lesson_into_the_next(tmp_path):
@@ -62,21 +53,9 @@ def test_a_lesson_has_the_number_the_title_and_the_origin_that_the_table_says():
         assert named[1] == grown_from.number if named else grown_from == before, lesson.stem
 
 
-def test_nothing_stands_at_the_top_that_a_newcomer_would_wonder_at():
-    listed = call("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout.splitlines()
-    assert {name.split("/")[0] for name in listed} == {
-        *("README.md", "LICENSE", "Makefile", "environment.yml", "requirements.txt", "pyproject.toml"),
-        *("CONTRIBUTING.md", "CHANGELOG.md", ".github"),
-        *("lessons", "notebooks", "solutions", "tools", "tests", ".ci", ".gitignore"),
-        *("CITATION.cff", ".devcontainer"),  # GitHub looks for them here
-    }
-
-
 def test_the_readme_can_be_read_in_five_minutes():
     clone = "" if lessons.ADDRESS else diffs.clone("https://github.com/someone/rungs")
-    prose = re.sub(
-        r"(?m)^\| \[.*\n", "", README
-    )  # without the rows of the lessons, which each lesson adds to
+    prose = re.sub(r"(?m)^\| \[.*\n", "", README)  # without the rows of the lessons
     assert len((prose + clone).split()) <= 740, "as `wc -w` counts them, code too"
     commands = [line for block in re.findall(r"(?s)```sh\n(.*?)```", README) for line in block.splitlines()]
     assert len(commands) >= 5 and max(map(len, commands)) <= 80
@@ -121,22 +100,16 @@ def test_code_is_formatted_and_free_of_lint():
 
 
 def test_make_lists_its_targets_and_uses_the_environment_one_is_in():
-    result = call("make")
-    assert result.returncode == 0
-    for name in ("setup", "run", "test", "lab", "notebooks", "diffs", "bench", "gpu", "test-all"):
-        assert len(re.findall(rf"^  {name} +\w.+$", result.stdout, re.M)) == 1
-    for target in ("run", "test", "setup", "lab", "notebooks", "bench", "gpu", "diffs", "pictures", "format"):
+    listed = call("make").stdout
+    for target in ("setup", "run", "test", "lab", "notebooks", "diffs", "bench", "gpu"):
+        assert len(re.findall(rf"^  {target} +\w.+$", listed, re.M)) == 1
         shown = call("make", "-n", target, "PYTHON=python").stdout
-        assert "pip install" not in shown
-        assert target == "setup" or re.search(r"^@?python ", shown, re.M)
+        assert "pip install" not in shown and (target == "setup" or re.search(r"^@?python ", shown, re.M))
     assert "pip install" in call("make", "-n", "-W", "requirements.txt", "run").stdout
 
 
-def test_the_environment_installs_what_requirements_say():
+def test_each_environment_installs_what_the_readme_says():
     assert "- -r requirements.txt" in (ROOT / "environment.yml").read_text()
-
-
-def test_the_dev_container_installs_what_readme_says():
     command = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())["postCreateCommand"]
     typed = " ".join(README.replace("\\\n", " ").split())
     install = re.search(r"pip (install .*?/whl/cpu)", command)[1]
@@ -183,23 +156,6 @@ def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
         assert ("$ SHARE_GPU=1 torchrun" in capsys.readouterr().out) == (processes == 2)
 
 
-@pytest.mark.parametrize(
-    ("first", "loss", "verdict"),
-    [
-        ("01_single_gpu", 1.0, "yes"),
-        ("01_single_gpu", 2.0, "no: the loss"),
-        ("04_ddp_torchrun", 1.0, "no lesson 01"),
-    ],
-)
-def test_the_ladder_compares_with_lesson_01_if_that_was_run(tmp_path, first, loss, verdict):
-    """make run LESSONS=04 has nothing to compare with, and that is no failure."""
-    rows = [ladder.Climbed(lessons.get(stem), 1, 1.0) for stem in (first, "04_ddp_torchrun")]
-    rows[0].curve, rows[1].curve = [row(1, 1.0)], [row(1, loss)]
-    rows[1].verdict = ladder.judge(rows[1], rows[0], tmp_path)
-    assert rows[1].verdict.startswith(verdict)
-    assert rows[1].is_different() == (loss == 2.0)
-
-
 @pytest.mark.parametrize(("speed", "slower"), [(90, "03_ddp_spawn"), (110, None)])
 def test_make_run_says_why_two_processes_are_slower_only_if_they_are(speed, slower):
     rows = [ladder.Climbed(lessons.get(stem), 2, 1.0) for stem in ("01_single_gpu", "03_ddp_spawn")]
@@ -208,6 +164,12 @@ def test_make_run_says_why_two_processes_are_slower_only_if_they_are(speed, slow
         row.curve = [{"images_per_second": images_per_second}]
     found = ladder.find_slower(rows)
     assert (found and found.lesson.stem) == slower
+
+
+def test_make_run_says_no_if_a_curve_is_another(tmp_path):
+    rows = [ladder.Climbed(lessons.get(stem), 1, 1.0) for stem in ("01_single_gpu", "04_ddp_torchrun")]
+    rows[0].curve, rows[1].curve = [row(1, 1.0)], [row(1, 2.0)]
+    assert ladder.judge(rows[1], rows[0], tmp_path).startswith("no: the loss")
 
 
 def run_ladder(folder, numbers, *more):
@@ -245,7 +207,6 @@ def row(epoch, loss, accuracy=0.9):
     [
         ([row(1, 1.0 + 0.9e-5), row(4, 0.5 * (1 + 0.9e-3))], ""),
         ([row(1, 1.0 + 1.1e-5), row(4, 0.5)], "the loss of epoch 1 is off by 1.1e-05, more than 1e-05"),
-        ([row(1, 1.0), row(4, 0.5 * (1 - 1.1e-3))], "the loss of epoch 4 is off by 1.1e-03, more than 1e-03"),
         ([row(1, float("nan")), row(4, 0.5)], "the loss of epoch 1 is off by nan"),
         ([row(1, 1.0), row(4, 0.5, 0.9021)], "the accuracy is off by 0.21%, more than 0.2%"),
         ([row(1, 1.0)], "epochs [1], not [1, 4]"),
@@ -292,21 +253,3 @@ def test_training_and_test_images_are_not_the_same():
     train_set, test_set = workload.load_images(arguments)
     both = torch.cat([train_set.images, test_set.images]).flatten(1)
     assert len(torch.unique(both, dim=0)) == 2000
-
-
-def test_the_model_is_small_and_smooth():
-    model = workload.ConvNet((1, 28, 28))
-    assert 27_000 < sum(parameter.numel() for parameter in model.parameters()) < 33_000
-    kinds = {type(part).__name__ for part in model.modules()}
-    assert not kinds & {"ReLU", "MaxPool2d", "BatchNorm2d"}
-    assert {"GELU", "AvgPool2d"} <= kinds
-
-
-def test_no_lesson_imports_torchvision_without_need(tmp_path):
-    sizes = ("--epochs", "1", "--train-size", "240", "--test-size", "10")
-    words = (sys.executable, ROOT / "tests/probes/list_imports.py", lessons.LESSONS[0].path, *sizes)
-    result = call(*words, cwd=tmp_path, environment={"PYTHONPATH": str(ROOT / "lessons")})
-    assert result.returncode == 0, result.stderr
-    imported = result.stdout.rpartition("imported: ")[2].split()
-    assert "torch" in imported
-    assert not {"torchvision", "matplotlib"} & set(imported)

@@ -30,29 +30,26 @@ def commands(name):
     find_spec("check_jsonschema") is None,
     reason="needs lessons/launch/requirements.txt: make tools installs it",
 )
-@pytest.mark.parametrize("path", [*WORKFLOWS, *RECIPES, *FORMS], ids=lambda path: path.name)
-def test_github_takes_it(path):
+@pytest.mark.parametrize(("kind", "paths"), [("workflows", [*WORKFLOWS, *RECIPES]), ("issue-forms", FORMS)])
+def test_github_takes_them(kind, paths):
     schemas = Path(find_spec("check_jsonschema").submodule_search_locations[0]) / "builtin_schemas/vendor"
-    schema = schemas / ("github-issue-forms.json" if path in FORMS else "github-workflows.json")
-    found = yaml.safe_load(path.read_text())
-    if True in found:
-        found["on"] = found.pop(True)  # to YAML, `on` is a truth value
-    jsonschema.Draft7Validator(json.loads(schema.read_text())).validate(found)
-    for page in re.findall(r"lessons/[\w/.]+md", path.read_text()):
-        assert (ROOT / page).exists(), page
+    schema = jsonschema.Draft7Validator(json.loads((schemas / f"github-{kind}.json").read_text()))
+    for path in paths:
+        found = yaml.safe_load(path.read_text())
+        if True in found:
+            found["on"] = found.pop(True)  # to YAML, `on` is a truth value
+        schema.validate(found)
+        for page in re.findall(r"lessons/[\w/.]+md", path.read_text()):
+            assert (ROOT / page).exists(), page
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_it_starts_what_there_is_and_installs_what_is_tested(path):
+def test_they_start_what_there_is_and_install_what_is_tested():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     requirements = (ROOT / "requirements.txt").read_text().split()
-    for command in commands(path.name):
-        for target in re.findall(r"\bmake (\S+)", command):
-            assert target in targets
-        for script in re.findall(r"^\./?\S+|^\.\w+/\S+", command):
-            assert (ROOT / script).is_file()
-        for pinned in re.findall(r"\S+==\S+", command):
-            assert pinned in requirements
+    started = "\n".join(command for path in WORKFLOWS for command in commands(path.name))
+    assert set(re.findall(r"\bmake (\S+)", started)) <= set(targets)
+    assert all((ROOT / script).is_file() for script in re.findall(r"(?m)^\./?\S+|^\.\w+/\S+", started))
+    assert set(re.findall(r"\S+==\S+", started)) <= set(requirements)
 
 
 def test_all_tests_run_every_night_and_by_hand():

@@ -1,6 +1,5 @@
 """A headless Chromium, driven over its DevTools protocol."""
 
-import base64
 import json
 import shutil
 import subprocess
@@ -30,8 +29,7 @@ class Chromium:
         )
         try:
             file = folder / "DevToolsActivePort"
-            wait_for(lambda: (file.exists() and "/devtools/" in file.read_text()) or self.has_ended(), 30)
-            self.check()
+            wait_for(lambda: file.exists() and "/devtools/" in file.read_text(), 30)
             port, path = file.read_text().splitlines()
             self.address = f"ws://127.0.0.1:{port}"
             self.all = Connection(self.address + path)
@@ -39,21 +37,11 @@ class Chromium:
             self.close()
             raise
 
-    def has_ended(self):
-        return self.process.poll() is not None
-
-    def check(self):
-        assert not self.has_ended(), f"Chromium ended with {self.process.returncode}"
-
     def close(self):
         if self.all:
             self.all.socket.close()
         self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.wait(30)
 
 
 class Connection:
@@ -78,7 +66,7 @@ class Page(Connection):
     """A page that shares nothing with the others of its browser: no storage, no cache."""
 
     def __init__(self, chromium, url, width=1400, height=1000):
-        chromium.check()
+        assert chromium.process.poll() is None, f"Chromium ended with {chromium.process.returncode}"
         self.chromium = chromium
         self.context = chromium.all.call("Target.createBrowserContext")["browserContextId"]
         where = {"browserContextId": self.context, "url": "about:blank"}
@@ -122,9 +110,6 @@ class Page(Connection):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def photograph(self, path):
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self):
         self.socket.close()

@@ -85,15 +85,6 @@ def dead_links(row, notebook):
     return [link for link in links if not (link.startswith("https://") or (row.path.parent / link).exists())]
 
 
-def well_known_errors(row, notebook):
-    """The backward pass averages gradients; optimizer.step() talks to nobody."""
-    sentences = re.split(r"(?<=[.!?:])\s", notebooks.sources(notebook, "markdown"))
-    said = [sentence for sentence in sentences if "step()" in sentence]
-    said = [text for text in said if re.search(r"(?i)synchroni|all.?reduce|averages|communicat", text)]
-    denied = r"(?i)\bnot\b|nobody|nothing|never|does no|alone|itself|before"
-    return [sentence for sentence in said if not re.search(denied, sentence)]
-
-
 def unlinked_words(row, notebook):
     """Linked: to its place in words.md, or to PyTorch's documentation. Explained: the word, and nothing
     more, is bold or italic there; or words.md names the notebook as one that the word is first in. Plain
@@ -105,7 +96,6 @@ def unlinked_words(row, notebook):
 RULES = {
     "it has what a notebook must have": lambda row, notebook: notebooks.missing(row.stem, notebook),
     "its links lead somewhere": dead_links,
-    "it repeats no well-known error": well_known_errors,
     "the first use of each word is linked or explained": unlinked_words,
     "its numbers are in what it shows": lambda row, notebook: measured.unfounded(row.path, notebook)[0],
 }
@@ -223,34 +213,21 @@ def test_with_an_address_all_notebooks_fetch_and_have_badges_and_without_none(tm
 def test_code_that_changed_makes_a_notebook_stale_and_a_comment_does_not(tmp_path, monkeypatch):
     """Except in source that the notebook shows."""
     monkeypatch.setattr(digests, "ROOT", tmp_path)
-    digests.of_file.cache_clear()
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    (tmp_path / "lessons/__pycache__").mkdir(parents=True)
-    (tmp_path / "out").mkdir()
-    (tmp_path / ".gitignore").write_text("__pycache__/\n/out/\n")
-    names = (
-        "lessons/a.py",
-        "lessons/b.txt",
-        "lessons/__pycache__/a.cpython-311.pyc",
-        "lessons/new.py",
-        "out/x.py",
-    )
+    (tmp_path / "lessons").mkdir()
+    text = 'def f():\n    """What f does."""\n    return "# 1"  # one\n'
 
     def stale_after(name, text):
         (tmp_path / name).write_text(text)
         digests.of_file.cache_clear()
         return digests.stale(notebook)
 
-    for name in names:
-        (tmp_path / name).write_text('def f():\n    """What f does."""\n    return "# 1"  # one\n')
-    (tmp_path / "lessons/new.py").write_text("x = 1\n")
-    subprocess.run(["git", "add", names[0], names[1]], cwd=tmp_path, check=True)
     notebook = made("x", source="a.f()  # one")
-    used = digests.used([f"{tmp_path}/{name}" for name in names[1:]] + ["/usr/lib/python3/x.py"])
-    # A cache is its source; a new file counts before `git add`, and what git ignores does not.
-    assert list(used) == ["lessons/a.py", "lessons/b.txt", "lessons/new.py"]
+    stale_after("lessons/a.py", text)
+    stale_after("lessons/b.txt", text)  # a new file counts before `git add`
+    used = digests.used([f"{tmp_path}/lessons/{name}" for name in ("a.py", "b.txt")] + ["/usr/lib/x.py"])
+    assert list(used) == ["lessons/a.py", "lessons/b.txt"]
     notebook.metadata["rungs"] |= {"code": digests.of_code(notebook), "used": used}
-    assert digests.stale(notebook) == []
     more = '# First.\n\ndef f():\n    """More on f."""\n\n    return "# 1"\n'
     assert stale_after("lessons/a.py", more) == []
     data = {"text/plain": '    return "# 1"'}
@@ -283,33 +260,23 @@ def test_what_processes_open_and_start_is_noted(tmp_path):
 # ---- the checks themselves ----------------------------------------------------------------------
 
 
-def made(text, source="print()", tags=()):
-    cell = nbformat.v4.new_code_cell(source, execution_count=1, metadata={"tags": list(tags)})
+def made(text, source="print()"):
+    cell = nbformat.v4.new_code_cell(source, execution_count=1)
     cell.outputs = [nbformat.v4.new_output("stream", text=text)]
     return nbformat.v4.new_notebook(cells=[cell], metadata={"rungs": {"seconds": 1}})
 
 
-TRACE = 'Traceback (most recent call last):\n  File "x.py", line 3, in <module>'
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
+def test_what_no_output_may_hold_is_found():
+    for text, what in (
         ("saved in /home/ada/rungs/out", "a path of the machine"),
-        ("torch/site-packages/x", "a path of the machine"),
         ("x.py:3: UserWarning: beware", "a warning"),
-        ("WARNING: beware", "a warning"),
         ("exitcode: -9 (pid: 4711)", "a process id"),
-        ("Process 4711: python", "a process id"),
         ("connect to 127.0.0.1:29500", "a port or an address"),
-        (TRACE, "a stack trace"),
-        ("out/notebooks/01/x.pt 3/4 N/A 12,000 images/s, of rank 1, pid: (its number), a warning sign", None),
-    ],
-)
-def test_what_no_output_may_hold_is_found(text, what):
-    found = notebooks.shown("n.ipynb", made(text))
-    assert any(what in line for line in found) if what else found == []
-    assert what != "a stack trace" or notebooks.shown("n.ipynb", made(text, tags=["stack-trace"])) == []
+        ('Traceback (most recent call last):\n  File "x.py", line 3, in <module>', "a stack trace"),
+    ):
+        assert what in "".join(notebooks.shown("n.ipynb", made(text))), text
+    plain = "out/notebooks/01/x.pt 3/4 N/A 12,000 images/s, of rank 1, pid: (its number), a warning sign"
+    assert notebooks.shown("n.ipynb", made(plain)) == []
 
 
 SHOWN = "ms of a step: 16.3\nspeedup 1.78, of a step 0.4389, 4,800,000 bytes, 9e-08"
@@ -319,11 +286,7 @@ SHOWN = "ms of a step: 16.3\nspeedup 1.78, of a step 0.4389, 4,800,000 bytes, 9e
     ("prose", "wrong"),
     [
         ("Here it was 44% and 1.8 times, in 16 ms, with 4.8 MB and at most 9e-08.", []),
-        (
-            "It was 43%, 1.88 times, in 15 ms, with 4.9 MB and at most 8e-08.",
-            ["43%", "1.88", "15", "4.9", "8e-08"],
-        ),
-        ("It was 16% and 44 s.", ["16%", "44 s"]),  # the digits are there, of another unit
+        ("It was 43%, 1.88 times, in 15 ms, with 4.9 MB, and 44 s.", ["43%", "1.88", "15", "4.9", "44 s"]),
         ("Lesson 12 and lessons 13 to 17 of 2026 have `x = 99`, on PyTorch 2.13.\n\n## 99", []),
         ("It took 99 rows and 98.5 of them.", ["98.5"]),  # 99 stands in the code, 98.5 would round to it
         ("[They](https://arxiv.org/abs/1706.02677) had 8,192. Others had 8,193.", ["8,193"]),
@@ -340,37 +303,21 @@ def test_numbers_that_prose_gets_wrong_are_found(tmp_path, prose, wrong):
     assert all(f"cell 2: {number}" in line for number, line in zip(wrong, found, strict=True))
 
 
-def test_long_cells_failed_cells_and_old_runs_are_found(tmp_path):
-    path = tmp_path / "n.ipynb"
-    notebook = made("x")
+def test_failed_cells_old_runs_and_what_drifted_are_found(tmp_path):
+    path, notebook = tmp_path / "n.ipynb", made("x")
     nbformat.write(notebook, path)
     assert notebooks.complaints(path, notebook) == []
-    assert "41 lines" in notebooks.shown("n", made("x", source="x\n" * 41))[0]
-    failed, late, skipped = made("x"), made("x"), made("x")
+    failed, skipped = made("x"), made("x")
     failed.cells[0].outputs = [nbformat.v4.new_output("error", ename="E", evalue="no", traceback=["no"])]
     assert notebooks.shown("n", failed) == ["n, cell 1 failed"]
-    late.metadata["rungs"] = {"seconds": notebooks.SECONDS + 1}
-    assert "seconds" in notebooks.complaints(path, late)[0]
     skipped.cells[0].execution_count = 2
     assert "top to bottom" in notebooks.complaints(path, skipped)[0]
-    path.write_text(path.read_text() + " " * notebooks.BYTES)
-    assert "bytes" in notebooks.complaints(path, notebook)[0]
-
-
-def test_outputs_that_are_missing_and_diffs_that_drifted_are_found():
-    stored = made("x")
-    shown = nbformat.v4.new_output("display_data", {"text/plain": "- a\n+ b"}, metadata={"rungs": "diff"})
-    stored.cells[0].outputs.append(shown)
-
-    def changed(change):
-        other = copy.deepcopy(stored)
-        change(other.cells[0].outputs)
-        return other
-
-    assert notebooks.drift(stored, copy.deepcopy(stored)) == []
-    other_times = changed(lambda outputs: outputs[0].update(text="y"))
-    assert notebooks.drift(stored, other_times) == [], "only diffs must be the same"
-    assert "missing" in notebooks.drift(changed(list.clear), stored)[0]
-    drifted = changed(lambda outputs: outputs[1]["data"].update({"text/plain": "- a\n+ c"}))
-    assert "make notebooks" in notebooks.drift(drifted, stored)[0]
-    assert notebooks.drift(changed(list.pop), stored)
+    diff = nbformat.v4.new_output("display_data", {"text/plain": "- a\n+ b"}, metadata={"rungs": "diff"})
+    notebook.cells[0].outputs.append(diff)
+    drifted, gone = copy.deepcopy(notebook), copy.deepcopy(notebook)
+    drifted.cells[0].outputs[0].text = "y"
+    assert notebooks.drift(notebook, drifted) == [], "only diffs must be the same"
+    drifted.cells[0].outputs[1]["data"]["text/plain"] = "- a\n+ c"
+    assert "make notebooks" in notebooks.drift(drifted, notebook)[0]
+    gone.cells[0].outputs.clear()
+    assert "missing" in notebooks.drift(gone, notebook)[0]
