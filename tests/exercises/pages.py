@@ -90,7 +90,7 @@ def of_exercise(record, identity):
             status, score = "corrected", f"{score} (was {wording.number(result['corrected_from'])})"
         words = html.escape(result["title"])
         if result["visibility"] == "visible":
-            why = "\n".join(said(result))
+            why = "\n".join(said(result)[1:])
             words += f"<pre>{html.escape(why)}</pre>" * bool(why) + commented(record, result["id"])
         else:
             status, score = "hidden", "?"
@@ -108,9 +108,9 @@ def terms(record):
 
 
 def said(result):
-    """Why a check was not passed, in lines."""
+    """Why a check was not passed: a line of its status, and others."""
     hints = 0 if result["hints_later"] else 1
-    return [] if result["status"] == "passed" else wording.detail(Result(**result), hints)[1:]
+    return [] if result["status"] == "passed" else wording.detail(Result(**result), hints)
 
 
 def gradescope(record):
