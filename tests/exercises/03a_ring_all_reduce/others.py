@@ -46,16 +46,6 @@ def without_helpers():
         for work in dist.batch_isend_irecv([dist.P2POp(*one) for one in both]):
             work.wait()
 
-    def sum_chunks(chunks):
-        rank, world_size = dist.get_rank(), len(chunks)
-        travelling = chunks[rank].clone()
-        for step in range(1, world_size):
-            mine = chunks[(rank - step) % world_size]
-            arrived = torch.empty_like(mine)
-            pass_on(travelling, arrived)
-            travelling = arrived + mine
-        chunks[(rank + 1) % world_size].copy_(travelling)
-
     def ring_all_reduce(tensor):
         rank, world_size = dist.get_rank(), dist.get_world_size()
         right, left = (rank + 1) % world_size, (rank - 1) % world_size
