@@ -67,9 +67,7 @@ def large(student, me, given):
         torch.logaddexp(scores, scores).masked_fill(scores > 0, -torch.inf).softmax(-1)
         torch.stack([small, small]).logsumexp(-1).exp().sum()
         del small, scores
-        tensors = [
-            one.repeat(1, 1, 1, given["times"] if one.shape[-1] > 1 else 1) for one in given["tensors"]
-        ]
+        tensors = [one @ given["wide"] if one.shape[-1] > 1 else one for one in given["tensors"]]
         free_memory()
         me.restart_peak()
         before = me.peak()
@@ -442,14 +440,14 @@ def check_memory(backward):
         f"{RANKS} processes, {function} with a text of {LENGTH} positions and one head of size {WIDE}; the"
         f" keys and values of a process are {megabytes(unit)}; peak memory as the kernel counts it"
     )
-    # A head of size 2, `times` times side by side, has the scores of one of size 2.
-    thin, times = text(LENGTH, size=2, texts=1, heads=1), WIDE // 2
+    # Heads of size 2, times this, have the same scores: its two rows are at a right angle, and equally long.
+    wide = torch.linalg.qr(floats(WIDE, 2)).Q.T * (WIDE / 2) ** 0.25
+    thin = text(LENGTH, size=2, texts=1, heads=1)
     right = whole(thin)
     given = thin | {name: right[name].float() for name in PAIR}
-    for name in ("query", "key"):
-        given[name], right[name] = given[name] * times**-0.25, right[name] * times**0.25
+    right = {name: one @ wide[:, -2:].double() if one.shape[-1] > 1 else one for name, one in right.items()}
     shards = [[shard(given[name], rank, RANKS) for name in names] for rank in range(RANKS)]
-    ranks = run(large, [{"function": function, "times": times, "tensors": one} for one in shards])
+    ranks = run(large, [{"function": function, "wide": wide, "tensors": one} for one in shards])
     for rank, came in enumerate(ranks):
         for name, got in zip(wanted, came["found"], strict=True):
             its = f"the {'gradient of the ' * backward}{name} on rank {rank}"
