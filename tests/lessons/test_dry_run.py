@@ -166,11 +166,8 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
     assert +passes == expected
     held = dry["memory"]["parameters"]
     of_experts = 4 * 8 * model["hidden"] ** 2 * model["layers"] // stages * (experts or 0) // tensor
-    for name, size in (
-        ("data", held),
-        ("context", held),
-        ("expert", held - of_experts // mesh.get("expert", 1)),
-    ):
+    averaged = {"data": held, "context": held, "expert": held - of_experts // mesh.get("expert", 1)}
+    for name, size in averaged.items():
         rows = [row for row in dry["collectives"] if (row["when"], row["dimension"]) == ("gradients", name)]
         sent = sum(row["times"] * row["sent"] for row in rows)
         assert sent == pytest.approx(planner.all_reduce_seconds(size, mesh.get(name, 1), 1, 0, "ring"))

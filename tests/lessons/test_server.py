@@ -50,14 +50,8 @@ def test_a_client_that_is_wrong_is_told_so(address):
     assert ask(address, "/digit", bytes(784))[0] == 200, "the server must go on"
 
 
-@pytest.mark.quick("missing")
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["missing", "colour"])
-def test_weights_that_it_cannot_serve(tmp_path, kind):
-    path = tmp_path / "x.pt"
-    if kind == "colour":
-        torch.save(resnet.ResNet18((3, 32, 32), 2, nn.BatchNorm2d).state_dict(), path)
-    words = [sys.executable, SERVER, "--weights", path]
+def test_without_weights_it_says_what_to_run(tmp_path):
+    words = [sys.executable, SERVER, "--weights", tmp_path / "x.pt"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    expected = {"missing": f"there is no {path}: run lesson 08 first", "colour": "is for pictures in colour"}
-    assert run.returncode == 1 and expected[kind] in run.stderr and "Traceback" not in run.stderr
+    assert run.returncode == 1 and f"there is no {tmp_path}/x.pt: run lesson 08 first" in run.stderr
+    assert "Traceback" not in run.stderr
