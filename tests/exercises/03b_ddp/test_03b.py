@@ -163,7 +163,7 @@ def steps(student, me, given):
                     with wrapped.no_sync():  # the end of this block is not the end of the other
                         pass
                 model.note = None if alone else note
-                loss = (wrapped(images, skip=skip) - targets).square().sum()
+                loss = (wrapped(images.requires_grad_(), skip=skip) - targets).square().sum()
                 with wrapped.no_sync() if alone else contextlib.nullcontext():
                     (loss * step["factor"]).backward()
             (me.note if alone else note)("left no_sync" if alone else "ended")
@@ -179,7 +179,7 @@ def steps(student, me, given):
         for name, gradient in gradients.items():
             if gradient is not None:
                 parameters[name].data -= given.get("rate", 0) * gradient
-        found.append({"gradients": gradients, "calls": calls()})
+        found.append({"gradients": gradients, "of_images": images.grad, "calls": calls()})
     changed = sorted({name for name, had, gradient in kept if not had.equal(gradient)})
     return {"steps": found, "weights": parameters, "changed": changed}
 
@@ -415,6 +415,9 @@ def test_4a_nobody_waits_in_backward():
         others = ", ".join(sorted(called - {"all_reduce"}))
         what = f"in a step of a model without buffers, rank {rank} called {others}"
         require(not others, what, "only all_reduce")
+        images, targets, _ = ranks[rank][0]["passes"][0]
+        (Model(**model)(images.requires_grad_()) - targets).square().sum().backward()
+        close(f"the gradient of the images on rank {rank}", step["of_images"], images.grad)
 
 
 def square(**more):
