@@ -5,7 +5,6 @@ import torch
 
 from parts.transformer import ImageTransformer
 from tests.helpers.probe_runs import total
-from tools import launcher
 
 STEM = "11_tensor_parallel"
 WAYS = [(2, ()), (2, ("--sequence-parallel",)), (4, ()), (4, ("--sequence-parallel",))]
@@ -48,16 +47,6 @@ def test_what_each_process_holds_and_sends(found, processes, options):
     times = {"all-gather": 20, "reduce-scatter": 16} if options else {"all-reduce": 16}
     for probe in probes:
         assert total(probe["sent"], "kind") == {kind: [n, n * whole] for kind, n in times.items()}
-
-
-def test_a_batch_need_not_divide(fork):
-    sizes = ("--train-size", 100, "--batch-size", 50, "--test-size", 10, "--epochs", 1)
-    assert len(launcher.read_curve(fork(STEM, 4, *sizes).out, STEM)) == 1
-
-
-def test_the_help_tells_this_lessons_own_settings(fork):
-    text = fork(STEM, 1, "--help").stdout
-    assert "(7)" in text and "(0.1)" in text
 
 
 def test_colour_images_have_a_position_for_each_row_of_each_channel():

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.helpers.probe_runs import run_probe, total
-from tests.helpers.promises import SMALL
 from tools import launcher
 
 STEM = "12_mesh"
@@ -18,14 +17,6 @@ GATHERED_AND_REDUCED = {
 TORCHS = {"all-gather": "_allgather_base_", "all-reduce": "all_reduce"}
 TORCHS |= {"reduce-scatter": "_reduce_scatter_base_"}
 ADDED_UP = {("forward", "all-reduce", "tensor"): 4, ("backward", "all-reduce", "tensor"): 4}
-
-
-@pytest.mark.night
-def test_on_one_process_it_has_lesson_11s_losses_to_the_bit(kept):
-    curves = [
-        launcher.read_curve(kept(stem, 1, *SMALL[STEM]).out, stem) for stem in (STEM, "11_tensor_parallel")
-    ]
-    assert [row["loss"] for row in curves[0]] == [row["loss"] for row in curves[1]]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import re
 import signal
 import statistics
 import tomllib
-from datetime import datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ import torch
 import workload
 from tests.helpers.lines import refusal
 from tests.helpers.weights import recount
-from tools import ladder, launcher, lessons
+from tools import launcher
 from tools.testbed.processes import wait_for
 
 STEM = "14_tuning"
@@ -236,28 +235,6 @@ def test_test_images_are_read_once_and_after_all_trials(inside, monkeypatch):
     assert len(trials_of(arguments.out)) == 2
 
 
-def test_all_workers_are_paid_for_the_time_in_which_they_had_a_trial(inside):
-    """Two at once, of which one died early. And a thousand short trials cost what they took: the sum of their
-    dates is so large that a float is off by whole milliseconds."""
-    lesson, arguments = inside("--price", 7200)
-    now = datetime.now()
-
-    def trial(begun, seconds):
-        seen = {"seen": begun.timestamp() + seconds}
-        frozen = lesson.optuna.trial.create_trial(value=1.0, user_attrs=seen)
-        frozen.datetime_start = begun
-        return frozen
-
-    def spent(*trials):
-        study = lesson.optuna.create_study()
-        study.add_trials(trials)
-        return lesson.tuning.spent(study, arguments)
-
-    seconds, dollars = spent(trial(now - timedelta(seconds=40), 30), trial(now - timedelta(seconds=35), 5))
-    assert seconds == pytest.approx(40, abs=5) and dollars == pytest.approx(70)
-    assert spent(*[trial(now, 0.01)] * 1000)[1] == pytest.approx(20, abs=2e-3)
-
-
 def test_a_trial_that_kills_its_workers_is_tried_twice_and_no_more(inside):
     lesson, arguments = inside()
     arguments.time_limit = 0
@@ -398,15 +375,3 @@ def test_a_budget_in_which_nothing_is_completed_is_an_error_of_one_line(inside, 
     said = capsys.readouterr()
     assert said.err == "error: no trial was completed: give the search more seconds, dollars or trials\n"
     assert said.out.endswith("after epoch 0 | unfinished\n1 trials: 1 unfinished | $0.00\n")
-
-
-def test_make_run_leaves_it_out_where_optuna_is_missing_and_compares_its_curve_with_none(
-    tmp_path, monkeypatch, capsys
-):
-    lesson = lessons.get(STEM)
-    climbed = ladder.Climbed(lesson, 1, 1.0, curve=[{"epoch": 1}])
-    assert ladder.judge(climbed, climbed, tmp_path) == "nothing to compare"
-    monkeypatch.setattr(lessons, "find_spec", lambda name: None if name == "optuna" else name)
-    arguments = SimpleNamespace(lessons=lesson.number, out=tmp_path)
-    with pytest.raises(SystemExit, match=f"^error: no lesson can run: {STEM} needs optuna: pip install"):
-        ladder.climb(arguments, [])

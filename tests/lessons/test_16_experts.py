@@ -111,25 +111,6 @@ def test_only_where_there_is_a_limit_tokens_are_dropped_and_one_process_may_get_
     assert last["sent"] == [0, 18 * 8 * 4] * 2
 
 
-def test_why_the_loop_over_experts_stays():
-    """torch's one call for all experts: the same bits, but not in the 64 bits of --double."""
-    torch.manual_seed(0)
-    rows, sizes = torch.randn(16, 8), (5, 0, 7, 4)
-    ends = torch.tensor(sizes).cumsum(0).to(torch.int32)
-    found = []
-    for together in (True, False):
-        own, experts = rows.clone().requires_grad_(), torch.ones(4, 8, 16).cumsum(1).requires_grad_()
-        if together:
-            answers = torch.nn.functional.grouped_mm(own, experts, offs=ends)
-        else:
-            answers = torch.cat([part @ experts[number] for number, part in enumerate(own.split(sizes))])
-        answers.square().sum().backward()
-        found.append((answers, own.grad, experts.grad))
-    assert all(map(torch.equal, *found))
-    with pytest.raises(RuntimeError, match="got Double"):
-        torch.nn.functional.grouped_mm(rows.double(), experts.detach().double(), offs=ends)
-
-
 # ---- who is at work -----------------------------------------------------------------------------
 
 # Many short steps: 176 of them, with 4 texts each.
