@@ -54,9 +54,8 @@ def test_a_second_run_starts_its_curve_anew(fork):
 
 
 @pytest.mark.quick("01_single_gpu")
-@pytest.mark.long("04_ddp_torchrun")
-@pytest.mark.night
-@pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
+@pytest.mark.long
+@pytest.mark.parametrize("stem", ["01_single_gpu", "04_ddp_torchrun"])
 def test_a_terminal_shows_a_progress_bar(run, stem):
     # `script` gives the run a terminal of its own.
     words, environment = launcher.command(stem, 2, "--train-size", 240, "--epochs", 1, "--test-size", 10)

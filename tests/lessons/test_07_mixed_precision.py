@@ -181,6 +181,7 @@ def test_an_overflow_on_one_rank_makes_all_skip_the_step(altered, micro_batch):
 
 
 def test_a_scale_that_is_too_large_is_halved_until_it_fits(altered):
+    """In 16 bits: in 32, this scale would fit."""
     result = altered(FP16, 2, *FEW, "--first-scale", 2**24, known=KNOWN)
     steps, _, skipped, scale = read_last_line(result)
     assert 0 < skipped < steps == 10 and scale == 2 ** (24 - skipped)
@@ -189,19 +190,10 @@ def test_a_scale_that_is_too_large_is_halved_until_it_fits(altered):
     check_alike_and_finite(one.weights, other.weights)
 
 
-def test_fp16_has_one_all_reduce_a_step_and_computes_in_16_bits(altered):
-    loss = "                    scaler.scale(loss).backward()\n"
-    look = f"{loss}                    with autocast:\n                        kind = model(images).dtype\n"
-    # A forward pass in between would be counted too, so the last micro-batch looks after its own backward.
-    result = altered(
-        FP16,
-        2,
-        *(*FEW[2:], "--train-size", 48, "--accumulate", 3),
-        changes=(COUNT, (loss, look)),
-        known="sizes=sizes, kind=kind",
-    )
-    for rank in result.ranks:
-        assert (rank.sizes, rank.kind) == ([4 * PARAMETERS], torch.float16)
+def test_fp16_has_one_all_reduce_a_step(altered):
+    words = (*FEW[2:], "--train-size", 48, "--accumulate", 3)
+    result = altered(FP16, 2, *words, changes=(COUNT,), known="sizes=sizes")
+    assert [rank.sizes for rank in result.ranks] == 2 * [[4 * PARAMETERS]]
 
 
 @pytest.mark.parametrize(

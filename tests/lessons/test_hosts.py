@@ -95,14 +95,6 @@ def check_the_end(network, commands, reference, *options):
 
 
 @pytest.mark.long
-def test_three_hosts_have_lesson_01s_curve(network, reference):
-    sizes = (*SIZES[:4], "--epochs", 3)
-    net = network(3)
-    curve = check_the_end(net, train(net, (1, 2, 3), *sizes, nodes=3), reference, *sizes)
-    assert {row["world_size"] for row in curve} == {3}
-
-
-@pytest.mark.long
 def test_machines_without_a_shared_disk_lose_nothing_when_one_is_replaced(network, kept):
     """A process is killed, then both hosts, and one of these comes back with an empty disk."""
     sizes = (*SIZES, "--epochs", 12)
