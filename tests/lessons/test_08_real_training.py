@@ -145,7 +145,7 @@ def alone(kept):
 @pytest.mark.night
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_one_curve_in_64_bits(fork, alone, processes):
-    """With augmentation, batch norm, weight decay and warm-up."""
+    """With augmentation, batch norm (which is torch's on one process), weight decay and warm-up."""
     result = fork(STEM, processes, *SMALL, "--double")
     for ours, one in zip(curve(result), curve(alone), strict=True):
         assert ours[1] == pytest.approx(one[1], rel=1e-12)
@@ -221,9 +221,6 @@ def test_the_first_epoch_is_trained_as_it_says(alone):
             step += 1
     expected = [sum(losses[:5]) / 5, sum(losses[5:]) / 5]
     assert [row[1] for row in curve(alone)] == pytest.approx(expected, rel=1e-12)
-    last = unseal(max(alone.out.glob("*.snapshot")).read_bytes())["model"]
-    for name, value in model.state_dict().items():  # also what batch norm has counted
-        assert torch.allclose(value, last[name], rtol=1e-9, atol=1e-9), name
     assert [value for _, value in board(alone.out)["lr"]] == pytest.approx([0.02 + 0.02 / 2, 0], abs=1e-8)
 
 

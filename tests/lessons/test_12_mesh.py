@@ -44,13 +44,6 @@ def test_what_a_step_sends_and_prints_and_who_holds_what(found, fork, tensor_siz
         # What is not sharded in "tensor" is held by all processes of a row of the mesh.
         copies = 1 if by_columns or by_rows else tensor_size
         assert held == copies * torch.Size(shape).numel(), name
-        for probe in probes:
-            kinds = probe["placements"][name]
-            assert kinds["data"] in ("Shard", "_StridedShard"), name
-            if by_columns or by_rows:
-                assert kinds["tensor"] == "Shard", name
-            else:
-                assert kinds.get("tensor", "Replicate") == "Replicate", name
 
 
 @pytest.mark.parametrize("kind", ["collective", "message", "ring"])

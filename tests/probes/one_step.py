@@ -81,9 +81,8 @@ def step_of_11(*words):
         optimizer.step()
     held = {}
     for name, value in model.named_parameters():
-        kind = str(value.placements[0]) if isinstance(value, DTensor) else "plain"
         data = hashlib.sha256(local(value).numpy().tobytes()).hexdigest()
-        held[name] = kind, list(local(value).shape), data
+        held[name] = list(local(value).shape), data
     return {"held": held, "sent": rows(recorder)}
 
 
@@ -95,10 +94,6 @@ def step_of_12(tensor_size):
     whole, model = (seeded(ImageTransformer, (1, 28, 28)) for _ in range(2))
     cross_entropy(whole(digits.images), digits.labels).backward()
     lesson.shard(model, mesh)
-    placements = {}
-    for name, weight in model.named_parameters():
-        kinds = [type(placement).__name__ for placement in weight.placements]
-        placements[name] = dict(zip(weight.device_mesh.mesh_dim_names, kinds, strict=True))
     held = sizes(model)
     images, labels = digits[mesh["data"].get_local_rank() :: shape[0]]
     with dry_run.Recorder(mesh) as recorder:
@@ -108,7 +103,7 @@ def step_of_12(tensor_size):
         loss.backward()
         recorder.when = "optimizer"
         torch.optim.SGD(model.parameters(), lr=0).step()
-    found = {"held": held, "placements": placements, "sizes": sizes(whole), "sent": rows(recorder)}
+    found = {"held": held, "sizes": sizes(whole), "sent": rows(recorder)}
     return found | {"off": off(model, whole)}
 
 
@@ -257,7 +252,6 @@ def layer_of_16(alike=False, **changed):
         "expected": [int(count) * 8 * 4 for count in (leave, come, leave, come)],
         "held": len(layer.up.to_local()),
         "dropped": int(24 * settings.experts_per_token - mask.sum()),
-        "load": layer.load.tolist(),
     }
 
 
