@@ -25,9 +25,14 @@ def curve_of(out, stem):
     return [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(out, stem)]
 
 
+def copy_lessons(folder):
+    """The scripts and what they import, for a test that changes a line of them."""
+    shutil.copytree(LESSONS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 def lesson_with_a_bug(folder, stem, where, bug):
     """A copy of a lesson that does this before a step of epoch 2, on the ranks for which `where` holds."""
-    shutil.copytree(LESSONS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_lessons(folder)
     script = folder / f"{stem}.py"
     lesson, loss = script.read_text(), "            loss = cross_entropy(model(images), labels)\n"
     assert lesson.count(loss) == 1

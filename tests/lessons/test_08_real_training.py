@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import signal
+from argparse import Namespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch.utils.data import DistributedSampler
 
 import workload
 from parts import loading, resnet
-from parts.board import count_flops
+from parts.board import Board, count_flops
 from parts.snapshot import unseal
 from tests.helpers.lines import refusal
 from tests.helpers.promises import SMALL as ALL
@@ -301,3 +302,14 @@ def test_a_worker_prepares_on_when_all_are_told_to_stop():
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(batches._workers[0].pid, number)
     assert len(list(batches)) == 19  # many more than had been prepared before
+
+
+def test_the_board_is_on_the_disk_as_soon_as_it_is_shown(tmp_path):
+    given = Namespace(out=tmp_path, lesson=STEM, items="images", world_size=1)
+    given.profile, given.peak_tflops = False, None
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
+    shown = Board(given, rank=0, first=1, model=None, optimizer=optimizer, image=None)
+    shown.show(1, 2.5, 0.25, 60.0)
+    values = {"loss": 2.5, "accuracy": 0.25, "images_per_second": 60.0, "lr": 0.5}
+    assert board(tmp_path) == {name: [(1, value)] for name, value in values.items()}
+    shown.writer.close()

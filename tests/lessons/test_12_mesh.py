@@ -46,7 +46,7 @@ def test_what_a_step_sends_and_prints_and_who_holds_what(found, fork, tensor_siz
         assert held == copies * torch.Size(shape).numel(), name
 
 
-@pytest.mark.parametrize("kind", ["collective", "message", "ring"])
+@pytest.mark.parametrize("kind", ["collective", "ring"])
 def test_each_group_of_a_mesh_has_the_time_limit_of_the_process_group(forks, tmp_path, kind):
     """The ring is lesson 15's: where not all processes share a text, it has a group of its own."""
     run_probe(forks, tmp_path, "does_not_come", launcher.command(STEM, 4), kind)

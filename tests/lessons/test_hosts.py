@@ -170,7 +170,6 @@ def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, 
     see("more", [first], since, before[:1])
     curve = check_the_end(net, [first, second, back], reference, *sizes)
     sizes = [row["world_size"] for row in curve]
-    print(f"world sizes of the epochs: {sizes}")
     assert [size for size, _ in itertools.groupby(sizes)] == [3, 2, 3]
 
 
@@ -265,9 +264,6 @@ def test_the_wrong_interface_and_closed_ports(network, reference, see):
     for command in (first, second, third, fourth):
         assert command.finish(faults.WAITS["STARTING"]) == 1
         assert "loss" not in command.output()
-    # gloo prints the port with its two bytes swapped.
-    port = int(re.search(r"No route to host, remote=\[192.168.7.1\]:(\d+)", second.output())[1])
-    assert 32768 <= port % 256 * 256 + port // 256 <= 60999
 
     agents = []
     for number in (1, 2):
