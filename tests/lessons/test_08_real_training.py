@@ -19,6 +19,7 @@ from torch.utils.data import DistributedSampler
 
 import workload
 from parts import loading, resnet
+from parts.best import Best
 from parts.board import Board, count_flops
 from parts.snapshot import unseal
 from tests.helpers.lines import refusal
@@ -261,6 +262,17 @@ def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
     assert f"best: epoch {best}, " in again.stdout
     other = fork(STEM, 2, *sizes, "--patience", 3, "--validation-size", 2, folder="whole", refused=True)
     assert {"patience 2, not 3", "validation_size 1, not 2"} <= set(re.split(" has |; |: ", refusal(other)))
+
+
+def test_the_best_epoch_is_the_first_of_those_that_are_as_good():
+    best, model = Best(), nn.Linear(1, 1)
+    for epoch, correct in enumerate((0, 5, 5, 4), 1):
+        model.weight.data.fill_(epoch)
+        best.see(epoch, correct, model)
+    assert (best.epoch, best.correct, best.weights["weight"].item()) == (2, 5, 2)
+    other = Best()
+    other.load_state_dict(best.state_dict())
+    assert (other.epoch, other.correct, other.weights["weight"].item()) == (2, 5, 2)
 
 
 @pytest.mark.night
