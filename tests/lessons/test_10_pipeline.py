@@ -1,11 +1,14 @@
 """Lesson 10: one curve under every schedule, and timelines that are the schedules."""
 
+import importlib
 import itertools
 import json
+from argparse import Namespace
 
 import pytest
 import torch
 
+import workload
 from parts import timeline
 from tests.helpers.promises import SMALL, check_run
 
@@ -58,6 +61,16 @@ def test_few_micro_batches_and_a_batch_that_no_number_of_processes_divides(
     sizes = (*ODD, "--batch-size", size)
     words = ("--microbatches", microbatches, "--schedule", schedule)
     check_run(fork(STEM, processes, *sizes, *words), STEM, processes, reference(*sizes))
+
+
+def test_images_that_fill_the_last_micro_batch_do_not_count():
+    class AlwaysRight:
+        def eval(self, images, target):
+            assert len(images) == 8
+            return torch.nn.functional.one_hot(target, 10)
+
+    lesson, digits = importlib.import_module(STEM), workload.draw_digits(3, seed=2)
+    assert lesson.count_correct(AlwaysRight(), digits, torch.device("cpu"), Namespace(microbatches=8)) == 3
 
 
 # ---- the timeline ----
