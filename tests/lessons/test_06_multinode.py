@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.lines import check_what_it_printed
-from tests.helpers.weights import lesson_with_a_bug
 from tools import launcher, lessons
 from tools.testbed.processes import alive, free_port
 
@@ -86,18 +85,3 @@ def test_a_disk_that_is_not_shared_is_refused(start):
         "error: --out out is not on a shared disk; 06b has --own-disks"
     ]
     assert not re.search(r'File ".*/lessons/', said), "a stack trace through the lesson"
-
-
-@pytest.mark.long
-def test_the_report_names_the_process_that_failed_first(start, tmp_path):
-    """What @record is for."""
-    # The report counts whole seconds. Rank 2 keeps its connections for longer, so that the others fail later.
-    late = "__import__('atexit').register(time.sleep, 1.5)"
-    bug = f"{late}; raise ValueError('a bug of rank 2')"
-    script = lesson_with_a_bug(tmp_path, STEM, "rank == 2", bug)
-    words, _ = launcher.command("04_ddp_torchrun", 4, *SMALL, "--epochs", 2, script=script)
-    result = start(STEM, words=words).finish(120)
-    assert result.code != 0
-    report = result.stderr.partition("Root Cause (first observed failure):")[2]
-    assert "rank      : 2 (local_rank: 2)" in report
-    assert "ValueError: a bug of rank 2" in report

@@ -1,10 +1,8 @@
 """Lesson 06b's promises, one by one: what is refused, what a full disk costs, and how a run ends."""
 
-import ast
 import fcntl
 import io
 import os
-import pickle
 import random
 import re
 import shutil
@@ -25,7 +23,7 @@ from tests.helpers.lines import refusal
 from tests.helpers.weights import lesson_with_a_bug
 from tools import launcher, lessons
 from tools.testbed import pretending
-from tools.testbed.processes import alive, stat, trained, wait_for
+from tools.testbed.processes import stat, trained, wait_for
 
 STEM = "06b_preemption"
 WEIGHTS = torch.randn(900, generator=torch.Generator().manual_seed(0))
@@ -42,9 +40,9 @@ def forged(data):
     return data + zlib.crc32(data).to_bytes(4)
 
 
-def saved(thing, **options):
+def saved(thing):
     buffer = io.BytesIO()
-    torch.save(thing, buffer, **options)
+    torch.save(thing, buffer)
     return forged(buffer.getvalue())
 
 
@@ -86,18 +84,6 @@ def check_refused(alone, capfd, data):
     assert not newest.exists()
 
 
-def test_a_second_refusal_of_a_step_keeps_the_first(alone, capfd):
-    newest = alone.path_of(3, 0)
-    for data in (b"the first", b"the second", b"the third"):
-        check_refused(alone, capfd, data)
-    kept = {path.name: path.read_bytes() for path in newest.parent.glob("*.refused")}
-    assert kept == {
-        f"{newest.name}.refused": b"the first",
-        f"{newest.name}.2.refused": b"the second",
-        f"{newest.name}.3.refused": b"the third",
-    }
-
-
 def test_a_damaged_snapshot_is_refused(alone, capfd):
     """Cut anywhere, or with one bit flipped, also in the checksum itself."""
     whole, chance = alone.path_of(3, 0).read_bytes(), random.Random(0)
@@ -110,22 +96,12 @@ def test_a_damaged_snapshot_is_refused(alone, capfd):
         check_refused(alone, capfd, bytes(flipped))
 
 
-FOREIGN = {
-    "hostile": saved({"epoch": 9, "step": 0, "settings": {}, "processes": [Hostile()]}),
-    "hostile, in the old format": saved({"epoch": Hostile()}, _use_new_zipfile_serialization=False),
-    "a hostile pickle": forged(pickle.dumps(Hostile())),
-    "a list": saved([1, 2, 3]),
-    "a number": saved(3),
-    "some weights": saved({"weight": torch.zeros(3)}),
-    "a text": forged(b"hello, world"),
-    "nothing": forged(b""),
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_a_foreign_file_is_refused_and_runs_no_code(alone, capfd, monkeypatch, tmp_path, kind):
+def test_a_foreign_file_is_refused_and_runs_no_code(alone, capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    check_refused(alone, capfd, FOREIGN[kind])
+    hostile = {"epoch": 9, "step": 0, "settings": {}, "processes": [Hostile()]}
+    for thing in (hostile, [1, 2, 3], {"weight": torch.zeros(3)}):
+        check_refused(alone, capfd, saved(thing))
+    check_refused(alone, capfd, forged(b""))
     assert not Path("was-here").exists()
 
 
@@ -151,33 +127,19 @@ def test_a_run_takes_the_snapshot_before_or_starts_anew_and_ends_with_the_same_b
     assert len(list(out.glob("*.refused"))) == 3  # the damaged one, too
 
 
-def test_a_run_that_died_after_the_last_step_of_an_epoch_goes_on_without_a_warning(fork):
-    """PyTorch takes it for a scheduler that is stepped before the optimizer, and would warn."""
-    sizes = (*SMALL, "--epochs", 1)
-    out = fork(STEM, 2, *sizes).out
-    weights = (out / f"{STEM}.pt").read_bytes()
-    again = fork(STEM, 2, *sizes)
-    assert "resumed in epoch 1 after step 20\n" in again.stdout
-    assert again.stderr == ""
-    assert (out / f"{STEM}.pt").read_bytes() == weights
-
-
 def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork):
     out = fork(STEM, 2, *SMALL).out
     before = {path.name: path.read_bytes() for path in snapshots(out)}
+    again = fork(STEM, 2, *SMALL)  # with the same ones, from the last step of the last epoch
+    assert "resumed in epoch 3 after step 20\n" in again.stdout
+    assert again.stderr == "", "PyTorch takes it for a scheduler that is stepped before the optimizer"
     newest = f"out/{STEM}.epoch0003-step000000020.snapshot"
     line = refusal(fork(STEM, 2, *SMALL, "--lr", 0.1, "--seed", 1, refused=True))
     assert line == f"error: {newest} has lr 0.04, not 0.1; seed 0, not 1: remove it, or name another folder"
-    # The same settings, and a model of another size.
+    # A model of another size is another setting.
     path = snapshots(out)[-1]
     state = torch.load(io.BytesIO(path.read_bytes()[:-4]), weights_only=True)
-    own, other = state["settings"]["model"], "ConvNet of 64,010 parameters (0123abcd)"
-    assert re.fullmatch(r"ConvNet of 32,282 parameters \([0-9a-f]{8}\)", own)
-    state["settings"]["model"] = other
-    path.write_bytes(saved(state))
-    line = refusal(fork(STEM, 2, *SMALL, refused=True))
-    assert line == f"error: {newest} has model {other}, not {own}: remove it, or name another folder"
-    path.write_bytes(before[path.name])
+    assert re.fullmatch(r"ConvNet of 32,282 parameters \([0-9a-f]{8}\)", state["settings"]["model"])
     assert {path.name: path.read_bytes() for path in snapshots(out)} == before
 
 
@@ -194,11 +156,8 @@ def can_mount():
     return shutil.which("unshare") and subprocess.run(words, capture_output=True).returncode == 0
 
 
-@pytest.mark.quick("full")
-@pytest.mark.night
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
-@pytest.mark.parametrize("trouble", ["full", "read-only"])
-def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_path, trouble):
+def test_a_disk_that_fills_up_costs_no_snapshot(start, tmp_path):
     """OUT is a small disk of its own. Once it has two snapshots nothing more can be written, for a while."""
     disk = tmp_path / "run/out"
     disk.mkdir(parents=True)
@@ -210,28 +169,18 @@ def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_
     wait_for(lambda: len(snapshots(root)) == 2)
     inside = ["nsenter", "--target", str(run.process.pid), "--mount"]
     inside += ["--user", "--preserve-credentials"] if USER else []
-    if trouble == "full":
-        break_it, mend_it = f"cat /dev/zero > {disk}/filler; true", f"rm {disk}/filler"
-        reason = "No space left on device"
-    else:
-        # A disk with open files does not turn read-only. A second view of it does.
-        break_it, mend_it = f"mount --bind {disk} {disk} && mount -o remount,bind,ro {disk}", f"umount {disk}"
-        reason = "Read-only file system"
-    subprocess.run([*inside, "sh", "-c", break_it], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([*inside, "sh", "-c", f"cat /dev/zero > {disk}/filler; true"], stderr=subprocess.DEVNULL)
+    reason = "No space left on device"
     wait_for(lambda: run.stderr().count(f"is not saved ({reason}); going on without it") >= 3)
     kept = snapshots(root)
     for path in kept:
         data = path.read_bytes()
         assert zlib.crc32(data[:-4]).to_bytes(4) == data[-4:]
-    # A save that was under way as the disk became read-only cannot tidy up after itself.
-    if trouble == "full":
-        assert len(kept) == 2
-        assert not list(root.glob("*.temporary"))
-        # The curve needs room too. That it has none must not end the run.
-        words = rf"{STEM}.jsonl lacks epoch \d+ \({reason}\); going on"
-        wait_for(lambda: re.search(words, run.stderr()))
-    assert len(kept) >= 2
-    subprocess.run([*inside, "sh", "-c", mend_it], check=True)
+    assert len(kept) == 2
+    assert not list(root.glob("*.temporary"))
+    # The curve needs room too. That it has none must not end the run.
+    wait_for(lambda: re.search(rf"{STEM}.jsonl lacks epoch \d+ \({reason}\); going on", run.stderr()))
+    subprocess.run([*inside, "rm", disk / "filler"], check=True)
     wait_for(lambda: snapshots(root)[-1].name > kept[-1].name)
     stop(run)
 
@@ -333,31 +282,6 @@ def test_a_run_that_is_going_down_is_waited_for(alone):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has it now
 
 
-def test_the_vote_is_one_question_behind(alone):
-    vote = snapshot.StopVote(alone.control)
-    answers = []
-    for stop in (False, False, True, False):
-        answers.append(vote.last_answer())
-        vote.ask(stop)
-    assert answers == [False, False, False, True]
-    assert not vote.last_answer()
-
-
-@pytest.mark.night
-def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start):
-    words, environment = launcher.command(STEM, 2, *SMALL[:-1], 3000)
-    run = start(STEM, words=words, environment=environment)
-    pids = trained(run, STEM)
-    assert len(pids) == 2
-    run.process.kill()
-    again = start(STEM, words=words, environment=environment)  # at once: the first one's lock may still hold
-    wait_for(lambda: not alive(run.mark), 20)
-    run.finish(10)
-    done = len(launcher.read_curve(again.out, STEM))
-    assert wait_for(lambda: len(launcher.read_curve(again.out, STEM)) > done)
-    assert "resumed in epoch" in stop(again).stdout
-
-
 @pytest.mark.long
 def test_the_console_shows_the_error_of_the_process_that_failed_first(start, tmp_path):
     """Not those of the others, who only lost it; and all end within seconds."""
@@ -376,18 +300,6 @@ def test_the_console_shows_the_error_of_the_process_that_failed_first(start, tmp
     report = result.stderr.partition("Root Cause (first observed failure):")[2]
     assert "rank      : 2 (local_rank: 2)" in report
     assert "ValueError: a bug of rank 2" in report  # what @record is for
-
-
-@pytest.mark.long
-def test_a_stopped_process_is_noticed_after_the_time_limit(start):
-    run = start(STEM, 2, *SMALL[:-1], 3000, "--time-limit", 3)
-    stopped = trained(run, STEM)[-1]
-    began = time.monotonic()
-    os.kill(stopped, signal.SIGSTOP)
-    wait_for(lambda: "Timed out waiting 3000ms" in run.stderr(), 60)  # the default limit is 60 s
-    assert time.monotonic() - began > 3
-    os.kill(stopped, signal.SIGCONT)
-    stop(run)
 
 
 @pytest.mark.long
@@ -433,14 +345,6 @@ def test_the_end_of_a_child_is_not_heard_as_ones_own():
 
 
 # ---- a script of a reader's own ---------------------------------------------------------------
-
-
-def test_the_module_needs_only_pytorch():
-    tree, names = ast.parse(Path(snapshot.__file__).read_text()), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {getattr(node, "module", None) or node.names[0].name}
-    assert {name.split(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}
 
 
 @pytest.mark.long

@@ -36,7 +36,6 @@ COUNTED = f"""{WRAPPED}
     )
 """
 COUNT = (WRAPPED, COUNTED)
-SYNC_ALWAYS = ("else model.no_sync()", "else nullcontext()")
 
 
 def apart(curve, reference):
@@ -73,21 +72,9 @@ def altered(forks, tmp_path):
 # ---- the lesson
 
 
-@pytest.mark.quick("2-5")
-@pytest.mark.night
-@pytest.mark.parametrize(("processes", "accumulate"), [(1, 4), (2, 5), (3, 1)])
-def test_a_step_has_one_all_reduce_however_many_micro_batches_there_are(altered, processes, accumulate):
-    result = altered(
-        LESSON, processes, *FOUR_STEPS, "--accumulate", accumulate, changes=(COUNT,), known="sizes=sizes"
-    )
-    assert [rank.sizes for rank in result.ranks] == processes * [4 * [4 * PARAMETERS]]
-
-
-def test_without_no_sync_a_step_has_one_for_each_micro_batch_and_the_same_curve(altered, reference):
-    options = (*SIZES, *FP32, "--accumulate", 3)
-    result = altered(LESSON, 2, *options, changes=(COUNT, SYNC_ALWAYS), known="sizes=sizes")
-    assert [rank.sizes for rank in result.ranks] == 2 * [20 * 3 * [4 * PARAMETERS]]
-    assert launcher.difference(launcher.read_curve(result.out, STEM), reference(*SIZES)) == ""
+def test_a_step_of_five_micro_batches_has_one_all_reduce(altered):
+    result = altered(LESSON, 2, *FOUR_STEPS, "--accumulate", 5, changes=(COUNT,), known="sizes=sizes")
+    assert [rank.sizes for rank in result.ranks] == 2 * [4 * [4 * PARAMETERS]]
 
 
 @pytest.mark.quick("2")
@@ -109,34 +96,13 @@ def test_bf16_stays_near_lesson_01s_curve(fork, reference, processes):
     assert (again.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
 
 
-def test_the_forward_pass_is_in_16_bits_and_what_lasts_in_32(altered):
-    loss = "                    loss.backward()\n"
-    look = "                    with autocast:\n"
-    look += "                        types = {model(images).dtype}, {loss.dtype}, "
-    look += "{p.dtype for p in model.parameters()}, {p.grad.dtype for p in model.parameters()}\n"
-    result = altered(
-        LESSON,
-        2,
-        *(*FEW[2:], "--train-size", 48),
-        changes=(SYNC_ALWAYS, (loss, loss + look)),
-        known="types=types",
-    )
-    for rank in result.ranks:
-        assert rank.types == ({torch.bfloat16}, {torch.float32}, {torch.float32}, {torch.float32})
-
-
 def test_a_gpu_without_bf16_is_refused_and_fp16_named(monkeypatch, capsys):
-    def require(precision, device, has_it):
-        def is_supported(including_emulation=True):
-            return has_it or including_emulation
-
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-        workload.require_precision(precision, torch.device(device))
-
-    for works in (("bf16", "cuda", True), ("bf16", "cpu", False), ("fp32", "cuda", False)):
-        require(*works)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    workload.require_precision("bf16", cpu)
+    workload.require_precision("fp32", gpu)
     with pytest.raises(SystemExit):
-        require("bf16", "cuda", False)
+        workload.require_precision("bf16", gpu)
     (named,) = re.findall(r"lessons/\S+\.py", capsys.readouterr().err)
     assert launcher.ROOT / named == FP16 and FP16.exists()
 
@@ -185,9 +151,8 @@ def clipped_lesson_01(limit, *arguments):
 
 
 @pytest.mark.quick("1")
-@pytest.mark.long("2")
-@pytest.mark.night
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
 def test_clipping_is_of_the_whole_gradient_and_not_of_a_scaled_one(altered, processes):
     arguments = ("--clip-norm", 0.2, "--accumulate", 3)
     result = altered(FP16, processes, *FEW, *arguments, folder="first")
@@ -215,15 +180,8 @@ def test_an_overflow_on_one_rank_makes_all_skip_the_step(altered, micro_batch):
     check_alike_and_finite(one.weights, other.weights)
 
 
-def test_a_gradient_without_end_is_skipped_and_not_counted_as_clipped(altered):
-    """As in the test above, but the norm is inf, which is more than any limit; there it was nan."""
-    unscale = "            scaler.unscale_(optimizer)"
-    spoil = "            if step == 3: next(model.parameters()).grad.fill_(float('inf'))\n"
-    result = altered(FP16, 2, *FOUR_STEPS, changes=(*COUNT_STEPS, (unscale, f"{spoil}{unscale}")))
-    assert read_last_line(result) == (4, 0, 1, 2**15)
-
-
 def test_a_scale_that_is_too_large_is_halved_until_it_fits(altered):
+    """In 16 bits: in 32, this scale would fit."""
     result = altered(FP16, 2, *FEW, "--first-scale", 2**24, known=KNOWN)
     steps, _, skipped, scale = read_last_line(result)
     assert 0 < skipped < steps == 10 and scale == 2 ** (24 - skipped)
@@ -232,28 +190,17 @@ def test_a_scale_that_is_too_large_is_halved_until_it_fits(altered):
     check_alike_and_finite(one.weights, other.weights)
 
 
-def test_fp16_has_one_all_reduce_a_step_and_computes_in_16_bits(altered):
-    loss = "                    scaler.scale(loss).backward()\n"
-    look = f"{loss}                    with autocast:\n                        kind = model(images).dtype\n"
-    # A forward pass in between would be counted too, so the last micro-batch looks after its own backward.
-    result = altered(
-        FP16,
-        2,
-        *(*FEW[2:], "--train-size", 48, "--accumulate", 3),
-        changes=(COUNT, (loss, look)),
-        known="sizes=sizes, kind=kind",
-    )
-    for rank in result.ranks:
-        assert (rank.sizes, rank.kind) == ([4 * PARAMETERS], torch.float16)
+def test_fp16_has_one_all_reduce_a_step(altered):
+    words = (*FEW[2:], "--train-size", 48, "--accumulate", 3)
+    result = altered(FP16, 2, *words, changes=(COUNT,), known="sizes=sizes")
+    assert [rank.sizes for rank in result.ranks] == 2 * [[4 * PARAMETERS]]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--accumulate", 61), "--accumulate must be from 1 to the 60 images of a process, not 61"),
-        (("--clip-norm", 0), "--clip-norm must be above 0 (inf to clip nothing), not 0.0"),
         (("--clip-norm", "nan"), "--clip-norm must be above 0 (inf to clip nothing), not nan"),
-        (("--first-scale", 0.5), "--first-scale must be from 1 to 4294967296, not 0.5"),
         (("--first-scale", "inf"), "--first-scale must be from 1 to 4294967296, not inf"),
     ],
 )

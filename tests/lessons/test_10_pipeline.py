@@ -52,12 +52,8 @@ def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fo
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("schedule", "processes", "microbatches", "size"),
-    [
-        *(("gpipe", 3, 2, 44), ("1f1b", 3, 4, 44), ("interleaved", 4, 2, 46)),
-        # Rounds of other lengths than the number of processes: 3, 4, 6, and 5 twice.
-        *(("interleaved", 2, 3, 45), ("interleaved", 3, 4, 44)),
-        *(("interleaved", 4, 6, 42), ("interleaved", 4, 10, 50)),
-    ],
+    # Rounds of another length than the number of processes: 3, and 5 twice.
+    [("1f1b", 3, 4, 44), ("interleaved", 2, 3, 45), ("interleaved", 4, 10, 50)],
 )
 def test_few_micro_batches_and_a_batch_that_no_number_of_processes_divides(
     fork, reference, schedule, processes, microbatches, size
@@ -67,22 +63,14 @@ def test_few_micro_batches_and_a_batch_that_no_number_of_processes_divides(
     check_run(fork(STEM, processes, *sizes, *words), STEM, processes, reference(*sizes))
 
 
-@pytest.mark.quick("3")
-@pytest.mark.night
-@pytest.mark.parametrize("count", [1, 3, 8, 97])
-def test_images_that_fill_the_last_micro_batch_do_not_count(count):
+def test_images_that_fill_the_last_micro_batch_do_not_count():
     class AlwaysRight:
         def eval(self, images, target):
-            assert len(images) % 8 == 0
-            assert len(images) < count + 8
+            assert len(images) == 8
             return torch.nn.functional.one_hot(target, 10)
 
-    lesson = importlib.import_module(STEM)
-    digits = workload.draw_digits(count, seed=2)
-    rest = (digits, torch.device("cpu"), Namespace(microbatches=8))
-    assert lesson.count_correct(AlwaysRight(), *rest) == count
-    elsewhere = Namespace(eval=lambda images, target: None)
-    assert lesson.count_correct(elsewhere, *rest) == 0
+    lesson, digits = importlib.import_module(STEM), workload.draw_digits(3, seed=2)
+    assert lesson.count_correct(AlwaysRight(), digits, torch.device("cpu"), Namespace(microbatches=8)) == 3
 
 
 # ---- the timeline ----
@@ -189,19 +177,3 @@ def test_a_timeline_shows_the_last_of_many_steps_and_changes_no_number(fork):
     values = json.loads((seen.out / f"{STEM}.timeline.json").read_text())
     check_order(values, "1f1b", 2, 12)
     check_times(values)
-
-
-def test_only_the_last_step_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(timeline.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(timeline.dist, "gather_object", lambda mine, rows: rows.__setitem__(0, mine))
-    sizes = {"world_size": 1, "stages": 1, "microbatches": 2, "pretend_milliseconds": 0}
-    arguments = Namespace(schedule="gpipe", out=tmp_path, lesson="l", **sizes)
-    events = [{"begin": time, "end": time + time, "held": 1} for time in range(1, 13)]  # three steps
-    timeline.write(events, arguments)
-    values = json.loads((tmp_path / "l.timeline.json").read_text())
-    assert [(event["begin"], event["end"]) for event in values["events"][0]] == [
-        (0, 9),
-        (1, 11),
-        (2, 13),
-        (3, 15),
-    ]

@@ -58,14 +58,10 @@ def test_one_curve_on_any_number_of_processes(fork, one, processes, options):
     assert (experts.shape, experts.dtype) == ((4, 64, 256), torch.float64)
 
 
-@pytest.mark.quick("2-options1")
-@pytest.mark.night
-@pytest.mark.parametrize("options", [(), TWO])
-@pytest.mark.parametrize("processes", [2, 4])
-def test_in_32_bits_it_is_one_curve_but_for_ties(fork, one, processes, options):
+def test_in_32_bits_it_is_one_curve_but_for_ties(fork, one):
     """Where two experts tie, the last digit decides who gets the token: the curves may be that far apart."""
-    curve = launcher.read_curve(fork(STEM, processes, *SMALL, *options).out, STEM)
-    assert launcher.difference(curve, one(*options)[0], lessons.get(STEM).curve) == ""
+    curve = launcher.read_curve(fork(STEM, 2, *SMALL, *TWO).out, STEM)
+    assert launcher.difference(curve, one(*TWO)[0], lessons.get(STEM).curve) == ""
 
 
 @pytest.mark.night
@@ -77,57 +73,19 @@ def test_the_same_command_gives_the_same_bytes(fork):
 # ---- the layer, beside one that knows of no process ---------------------------------------------
 
 
-@pytest.fixture
-def probes(found):
-    """What the processes of a job find, for each case."""
-
-    def probes(processes):
-        each_finds = found("one_step", STEM, processes, 16)
-        return {case: [probe[case] for probe in each_finds] for case in each_finds[0]}
-
-    return probes
-
-
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_answers_and_gradients_are_those_of_a_layer_that_sends_nothing(probes, processes):
+def test_answers_and_gradients_are_those_of_a_layer_that_sends_nothing(found, processes):
     """And for each token that leaves, or comes, hidden x 4 bytes leave: and again in the backward pass."""
-    for case, found in probes(processes).items():
-        for probe in found:
+    all_cases = found("one_step", STEM, processes, 16)
+    for case in all_cases[0]:
+        probes = [cases[case] for cases in all_cases]
+        for probe in probes:
             for name, off in probe["off"].items():
                 assert off <= 1e-5 * probe["sizes"][name] + 1e-12, (case, name)
             assert probe["held"] == 4 // processes
-        assert [probe["sent"] for probe in found] == [probe["expected"] for probe in found], case
-        assert (sum(sum(probe["sent"]) for probe in found) > 0) == (processes > 1)
-
-
-def test_only_where_there_is_a_limit_tokens_are_dropped_and_one_process_may_get_all(probes):
-    found = probes(4)
-    dropped = {case: each[0]["dropped"] for case, each in found.items()}
-    assert dropped.pop("limited") > 0
-    assert not any(dropped.values())
-    *others, last = found["all to the last"]
-    assert last["load"] == [0, 0, 0, 1]
-    assert all(probe["sent"] == [6 * 8 * 4, 0] * 2 for probe in others)  # its own 6 tokens, and no answer
-    assert last["sent"] == [0, 18 * 8 * 4] * 2
-
-
-def test_why_the_loop_over_experts_stays():
-    """torch's one call for all experts: the same bits, but not in the 64 bits of --double."""
-    torch.manual_seed(0)
-    rows, sizes = torch.randn(16, 8), (5, 0, 7, 4)
-    ends = torch.tensor(sizes).cumsum(0).to(torch.int32)
-    found = []
-    for together in (True, False):
-        own, experts = rows.clone().requires_grad_(), torch.ones(4, 8, 16).cumsum(1).requires_grad_()
-        if together:
-            answers = torch.nn.functional.grouped_mm(own, experts, offs=ends)
-        else:
-            answers = torch.cat([part @ experts[number] for number, part in enumerate(own.split(sizes))])
-        answers.square().sum().backward()
-        found.append((answers, own.grad, experts.grad))
-    assert all(map(torch.equal, *found))
-    with pytest.raises(RuntimeError, match="got Double"):
-        torch.nn.functional.grouped_mm(rows.double(), experts.detach().double(), offs=ends)
+            assert (probe["dropped"] > 0) == (case == "limited")
+        assert [probe["sent"] for probe in probes] == [probe["expected"] for probe in probes], case
+        assert (sum(sum(probe["sent"]) for probe in probes) > 0) == (processes > 1)
 
 
 # ---- who is at work -----------------------------------------------------------------------------

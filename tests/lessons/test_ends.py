@@ -22,9 +22,6 @@ def test_a_process_that_leaves_its_group_is_noticed(start):
         start(None, words=words).finish()
 
 
-TOGETHER = [lesson for lesson in lessons.LESSONS if not lesson.is_one_process()]
-
-
 @pytest.mark.quick("04_ddp_torchrun-01")
 @pytest.mark.long
 @pytest.mark.parametrize(
@@ -39,18 +36,11 @@ def test_after_an_exception_no_thread_is_left_either(start, tmp_path, stem, rank
     run = start(stem, words=words, environment=environment)
     result = run.finish()
     assert result.code != 0 and "ValueError: a bug" in result.stderr
+    if stem == "06_multinode":  # what @record is for
+        report = result.stderr.partition("Root Cause (first observed failure):")[2]
+        assert "ValueError: a bug" in report
     said = [path.read_text() for path in run.seen.iterdir()]  # two for each attempt: 06 is started again
     assert len(said) % 2 == 0 and set(said) == {""}
-
-
-@pytest.mark.long("04", "06b", "09", "12")
-@pytest.mark.night
-@pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
-def test_no_lesson_leaves_a_thread(start, lesson):
-    run = start(lesson.stem, lesson.processes, "--epochs", 1, *lesson.small.split())
-    result = run.finish()
-    assert result.code == 0, result.stderr
-    assert [path.read_text() for path in run.seen.iterdir()] == [""] * lesson.processes
 
 
 @pytest.mark.night

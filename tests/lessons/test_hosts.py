@@ -95,14 +95,6 @@ def check_the_end(network, commands, reference, *options):
 
 
 @pytest.mark.long
-def test_three_hosts_have_lesson_01s_curve(network, reference):
-    sizes = (*SIZES[:4], "--epochs", 3)
-    net = network(3)
-    curve = check_the_end(net, train(net, (1, 2, 3), *sizes, nodes=3), reference, *sizes)
-    assert {row["world_size"] for row in curve} == {3}
-
-
-@pytest.mark.long
 def test_machines_without_a_shared_disk_lose_nothing_when_one_is_replaced(network, kept):
     """A process is killed, then both hosts, and one of these comes back with an empty disk."""
     sizes = (*SIZES, "--epochs", 12)
@@ -178,7 +170,6 @@ def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, 
     see("more", [first], since, before[:1])
     curve = check_the_end(net, [first, second, back], reference, *sizes)
     sizes = [row["world_size"] for row in curve]
-    print(f"world sizes of the epochs: {sizes}")
     assert [size for size, _ in itertools.groupby(sizes)] == [3, 2, 3]
 
 
@@ -273,9 +264,6 @@ def test_the_wrong_interface_and_closed_ports(network, reference, see):
     for command in (first, second, third, fourth):
         assert command.finish(faults.WAITS["STARTING"]) == 1
         assert "loss" not in command.output()
-    # gloo prints the port with its two bytes swapped.
-    port = int(re.search(r"No route to host, remote=\[192.168.7.1\]:(\d+)", second.output())[1])
-    assert 32768 <= port % 256 * 256 + port // 256 <= 60999
 
     agents = []
     for number in (1, 2):

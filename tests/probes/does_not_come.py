@@ -1,6 +1,6 @@
 """Of a mesh of 2 x 2, rank 3 does not come. How long the others wait in each dimension; in files of its name.
 
-The word: what they wait in, "collective", "message", or lesson 15's "ring".
+The word: what they wait in, "collective" or lesson 15's "ring".
 """
 
 import json
@@ -19,8 +19,6 @@ from parts import ring_attention
 def wait_in(what, group):
     if what == "collective":
         dist.all_reduce(torch.zeros(1), group=group)
-    elif what == "message":
-        dist.irecv(torch.zeros(1), group=group, group_src=1).wait()
     else:
         ring_attention.ring_attention(*torch.zeros(3, 1, 1, 4, 2), group, "zigzag")
 

@@ -1,9 +1,8 @@
-"""A step of lesson 08, 11, 12, 13, 15, 16 or 17 as each process sees it, beside one that does it alone.
+"""A step of lesson 11, 12, 13, 15, 16 or 17 as each process sees it, beside one that does it alone.
 
 The words: the lesson's number, and what the function below takes. What it finds goes into RANK.json.
 """
 
-import copy
 import gc
 import hashlib
 import importlib
@@ -23,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import workload
-from parts import experts, limericks, one_mesh, resnet, ring_attention
+from parts import experts, limericks, one_mesh, ring_attention
 from parts.transformer import ImageTransformer
 from planner import dry_run
 from tests.helpers.probe_runs import ROOT, limerick_arguments
@@ -67,44 +66,6 @@ def rows(recorder):
     return [one._asdict() | {"times": times} for one, times in counts if one.kind != "receive"]
 
 
-def passed(norm, values, target):
-    """What a batch norm makes of these images, in two steps and afterwards."""
-    values = values.clone().requires_grad_()
-    for _ in range(2):
-        result = norm(values)
-    (result * target).sum().backward()
-    norm.eval()
-    gradients = {"gradient": values.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
-    seen = {"mean": norm.running_mean, "variance": norm.running_var, "count": norm.num_batches_tracked}
-    return {"result": result, "later": norm(values)} | gradients | seen
-
-
-def step_of_08():
-    """Both batch norms, each process with its share of images far from 0, beside one that has them all: how
-    far off, as a share of the largest."""
-    found, own = [], slice(rank, None, world_size)
-    for dtype in (torch.float64, torch.float32):
-        generator = torch.Generator().manual_seed(world_size)
-        whole, target = (torch.randn(12, 5, 3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
-        whole = (whole * torch.rand(12, 1, 1, 1, generator=generator) + 30).to(dtype)
-        norms = [kind(5).to(dtype) for kind in (torch.nn.BatchNorm2d, resnet.SyncBatchNorm)]
-        torch.nn.init.uniform_(norms[0].weight, generator=generator)
-        torch.nn.init.normal_(norms[0].bias, generator=generator)
-        sync, plain = norms[1], copy.deepcopy(norms[0])
-        sync.load_state_dict(plain.state_dict())
-        expected = passed(norms[0], whole, target.to(dtype))
-        expected |= {name: expected[name][own] for name in ("result", "later", "gradient")}
-        found.append([])
-        for norm in (sync, plain):
-            values = passed(norm, whole[own], target.to(dtype)[own])
-            for name in ("weight", "bias"):
-                dist.all_reduce(values[name])
-            found[-1].append(
-                {name: most(values[name], one) / one.abs().max().item() for name, one in expected.items()}
-            )
-    return found
-
-
 def step_of_11(*words):
     """Two steps: what this process holds then, and what a step sends."""
     digits = workload.draw_digits(24, seed=1)
@@ -120,9 +81,8 @@ def step_of_11(*words):
         optimizer.step()
     held = {}
     for name, value in model.named_parameters():
-        kind = str(value.placements[0]) if isinstance(value, DTensor) else "plain"
         data = hashlib.sha256(local(value).numpy().tobytes()).hexdigest()
-        held[name] = kind, list(local(value).shape), data
+        held[name] = list(local(value).shape), data
     return {"held": held, "sent": rows(recorder)}
 
 
@@ -134,10 +94,6 @@ def step_of_12(tensor_size):
     whole, model = (seeded(ImageTransformer, (1, 28, 28)) for _ in range(2))
     cross_entropy(whole(digits.images), digits.labels).backward()
     lesson.shard(model, mesh)
-    placements = {}
-    for name, weight in model.named_parameters():
-        kinds = [type(placement).__name__ for placement in weight.placements]
-        placements[name] = dict(zip(weight.device_mesh.mesh_dim_names, kinds, strict=True))
     held = sizes(model)
     images, labels = digits[mesh["data"].get_local_rank() :: shape[0]]
     with dry_run.Recorder(mesh) as recorder:
@@ -147,7 +103,7 @@ def step_of_12(tensor_size):
         loss.backward()
         recorder.when = "optimizer"
         torch.optim.SGD(model.parameters(), lr=0).step()
-    found = {"held": held, "placements": placements, "sizes": sizes(whole), "sent": rows(recorder)}
+    found = {"held": held, "sizes": sizes(whole), "sent": rows(recorder)}
     return found | {"off": off(model, whole)}
 
 
@@ -192,7 +148,7 @@ class Longest(TorchDispatchMode):
 
 
 def step_of_15():
-    """Ring attention against torch's own, in 64 bits; and what the model foresees, sharded or not."""
+    """Ring attention against torch's own, in 64 bits."""
     shape, generator = (2, 3, 48, 5), torch.Generator().manual_seed(0)  # texts, heads, positions, numbers
     *inputs, weights = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(4))
     for tensor in inputs:
@@ -205,16 +161,7 @@ def step_of_15():
         sent.extend(each.tensor.nbytes for each in operations if each.op is dist.isend)
         return start(operations)
 
-    def build():
-        model = lesson.build_model(61, 48)
-        torch.nn.init.normal_(model.position.weight)  # what it foresees depends on the position too
-        return model
-
     dist.batch_isend_irecv = batch_isend_irecv
-    mesh = init_device_mesh("cpu", (1, world_size), mesh_dim_names=("data", "context"))
-    texts = torch.randint(61, (4, 48), generator=generator)
-    with torch.no_grad():
-        foreseen = seeded(build)(texts).argmax(dim=2)
     found = {}
     for order in ring_attention.ORDERS:
         positions = ring_attention.positions_of(rank, world_size, order, 48)
@@ -225,8 +172,6 @@ def step_of_15():
             forward = len(sent), sum(sent)
             (result * weights[:, :, positions]).sum().backward()
         pairs = [(result, expected), *((mine.grad, one.grad) for mine, one in zip(own, inputs, strict=True))]
-        model = seeded(build)
-        lesson.shard(model, mesh, mesh["context"].get_group(), order)
         found[order] = {
             "off": max(most(mine, one[:, :, positions]) for mine, one in pairs),
             "positions": positions.tolist(),
@@ -234,7 +179,6 @@ def step_of_15():
             "sent": (len(sent), sum(sent)),
             "longest": (longest.positions, longest.scores),
             "work": counter.get_total_flops() // 2,
-            "correct": lesson.count_correct(model, [(texts, foreseen)], positions, CPU).item(),
         }
     return found
 
@@ -308,7 +252,6 @@ def layer_of_16(alike=False, **changed):
         "expected": [int(count) * 8 * 4 for count in (leave, come, leave, come)],
         "held": len(layer.up.to_local()),
         "dropped": int(24 * settings.experts_per_token - mask.sum()),
-        "load": layer.load.tolist(),
     }
 
 
@@ -325,11 +268,7 @@ def step_of_17(shape):
     """On the mesh that is named, in 64 bits, with two micro-batches of 8 texts of 24 characters."""
     generator = torch.Generator().manual_seed(0)
     texts, following = torch.randint(11, (2, 8, 24), generator=generator)
-    whole, model = (seeded(lesson.build_model, 11, 24, 8).double() for _ in range(2))
-    loss = lesson.loss_of(whole(texts), following)
-    loss.backward()
-    with torch.no_grad():
-        foreseen = whole(texts).argmax(dim=2)
+    model = seeded(lesson.build_model, 11, 24, 8).double()
     counts = dict(zip(one_mesh.NAMES, map(int, shape.split("x")), strict=True))
     mesh = workload.make_mesh(CPU, **counts)
     where = dict(zip(one_mesh.NAMES, mesh.get_coordinate(), strict=True))
@@ -338,25 +277,17 @@ def step_of_17(shape):
     schedule = lesson.make_schedule(model, mesh, CPU, SimpleNamespace(microbatches=2))
     own, target = (tensor[where["data"] :: counts["data"]][:, positions] for tensor in (texts, following))
     for _ in range(2):  # in the first one, stages tell each other the shapes
-        model.zero_grad()
-        losses = []
         with dry_run.Recorder(mesh) as recorder:
             places = positions.expand_as(own)
-            schedule.step(own, places, target=target, losses=losses, return_outputs=False)
+            schedule.step(own, places, target=target, losses=[], return_outputs=False)
             lesson.average_gradients(model, mesh)
-    found = {
+    return {
         "where": where,
-        "off": off(model, whole),
-        "expected": loss.item(),
-        "losses": [loss.item() for loss in losses],
         "held": sorted({name.split(".attention")[0].split(".feed")[0] for name in sizes(model)}),
         "tensors": len(list(model.parameters())),
         "bytes": sum(local(weight).nbytes for weight in model.parameters()),
         "sent": rows(recorder),
     }
-    # This comes after the gradients have been looked at: a schedule divides them once more.
-    correct = lesson.count_correct(schedule, [(texts[:6], foreseen[:6])], positions, CPU)
-    return found | {"correct": correct.item()}
 
 
 dist.init_process_group("gloo")
