@@ -1,6 +1,5 @@
 """A headless Chromium, driven over its DevTools protocol."""
 
-import base64
 import json
 import shutil
 import subprocess
@@ -122,9 +121,6 @@ class Page(Connection):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def photograph(self, path):
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self):
         self.socket.close()

@@ -388,7 +388,6 @@ CASES = {
     "buffers_at_first": lambda: buffers("forward_sync_buffers"),
     "buffers_never": lambda: buffers("broadcast_buffers"),
     "child_exits": lambda: child(lambda: sys.exit(1)),
-    "child_killed": lambda: child(kill),
     "child_raises": lambda: child(raises),
     "client_missing": lambda: store(is_master=True),
     "device_ids": lambda: ddp(linear(), device_ids=[0]),
