@@ -1,26 +1,14 @@
 """The pictures of the READMEs: readable on any ground, nothing fetched, the same each time."""
 
 import re
-from pathlib import PurePosixPath
 from xml.etree import ElementTree
 
 import pytest
 
-from tools import lessons, links, pictures, speeds
+from tools import links, pictures, speeds
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = sorted(pictures.FOLDER.glob("*.svg"))
-# Digits are dots, and the run that was killed is stored nowhere but in its notebook's picture.
-AS_DOTS = {"digits.png", "kill.png"}
-
-
-def test_each_is_drawn_but_those_that_cannot_be():
-    names = {path.name for path in pictures.FOLDER.iterdir()}
-    assert {name for name in names if not name.endswith(".svg")} == AS_DOTS
-    folders = ("", "lessons", "lessons/launch", "tools/bench")
-    pages = "".join((lessons.ROOT / folder / "README.md").read_text() for folder in folders)
-    shown = {PurePosixPath(path).name for path in re.findall(r"pictures/[\w.]+", pages)}
-    assert shown == names, "each is shown on a page"
 
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.name)

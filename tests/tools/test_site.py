@@ -50,17 +50,6 @@ ON_A_PHONE = ("scrollable-region-focusable", "target-size")
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
 KEYS |= {"Delete": 46, "k": 75}
 CTRL = 2
-# What a page must not do while it is open.
-COMPLAINTS = {
-    "Runtime.exceptionThrown": lambda what: f"an exception: {what['exceptionDetails']}",
-    "Runtime.consoleAPICalled": lambda what: (
-        what["type"] in ("error", "warning") and f"the console: {what['args']}"
-    ),
-    "Log.entryAdded": lambda what: what["entry"]["level"] == "error" and f"an error: {what['entry']['text']}",
-    "Network.loadingFailed": lambda what: (
-        not what.get("canceled") and f"a request failed: {what['errorText']}"
-    ),
-}
 
 
 def needs(is_there, what):
@@ -129,12 +118,20 @@ class Reader(browser.Page):
         self.until(f"location.href.startsWith('{self.root}') && document.readyState == 'complete'", name)
 
     def complaints(self):
-        """Since the page was opened: errors, and requests that failed, as those do that leave the site."""
-        found = [event for event in self.events if event["method"] in COMPLAINTS]
-        return list(filter(None, (COMPLAINTS[event["method"]](event["params"]) for event in found)))
+        """Since the page was opened: errors, also of requests that failed or left the site."""
+        found = []
+        for event in self.events:
+            what = event["params"].get("entry", event["params"])
+            is_printed = event["method"] == "Runtime.consoleAPICalled" and what["type"] in (
+                "error",
+                "warning",
+            )
+            if is_printed or event["method"] == "Runtime.exceptionThrown" or what.get("level") == "error":
+                found.append(f"{event['method']}: {what}")
+        return found
 
-    def set_viewport(self, width, colours="light", height=1000):
-        self.resize(width, height)
+    def set_viewport(self, width, colours="light"):
+        self.resize(width, 1000)
         scheme = {"name": "prefers-color-scheme", "value": colours}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
