@@ -194,15 +194,6 @@ def other_collective():
     sum_up(torch.ones(1 + RANK))
 
 
-def evaluates_alone():
-    model = ddp(nn.Sequential(linear(), nn.BatchNorm1d(2))).eval()
-    if RANK == 0:
-        model(torch.ones(1, 2))
-    else:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS), dist.group.WORLD)
-    dist.barrier()
-
-
 def of_all_ranks(value):
     """Print what each rank has, on rank 0, where there is no message."""
     group()
