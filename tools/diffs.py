@@ -1,13 +1,8 @@
 """Write generated text into pages and notebooks: `make diffs`. A test runs this with --check.
 
-It writes only between pairs of markers. In lessons/pages: links to the neighboring pages, the command from
-the lesson's docstring, the diff from the lesson that it grew from, page 03's diff from lesson 01, the diff of
-lesson 07 in fp16, the table of what can go wrong with lesson 06b, and the diffs of the two ports, with a
-sentence on each part. In notebooks: links and the time to read at both ends, and the diffs that a notebook
-shows, without executing it; with an address in the table of lessons, also badges for Colab and Kaggle, and
-the cell that fetches the repository there. In lessons/frameworks and lessons/older: diffs of the code,
-without docstrings. In README.md, lessons/README.md and notebooks/README.md: the lists of lessons, notebooks
-and exercises. In README.md also the clone command and page 03's program of one screen.
+It writes only between pairs of markers: commands, diffs, tables, and links to the neighboring pages. In
+notebooks it writes the diffs that they show, without executing them; with an address in the table of lessons,
+also badges for Colab and Kaggle, and the cell that fetches the repository there.
 """
 
 import difflib

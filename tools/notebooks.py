@@ -27,8 +27,6 @@ from tools.lessons import ROOT
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SECONDS, BYTES = 300, 2_500_000
-CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under one sentence
-WIDE = 88  # characters of a line that a cell prints
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
 PICTURES = {"kill.png": ("05_snapshots", "crashes.draw_loss(")}
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -169,33 +167,15 @@ def missing(stem, notebook):
 
 
 def hard_to_read(notebook):
-    """What cannot be seen, or not at once, one line for each."""
-    found, waiting = [], 0
+    """What cannot be seen by everybody, one line for each."""
+    found = []
     for number, cell in enumerate(notebook.cells, 1):
-        outputs = cell.get("outputs", [])
-        is_written_here = cell.get("id") != "fetch" and "hide-input" not in cell.metadata.get("tags", [])
-        is_file = cell.source.startswith("%%writefile")  # its lines are shown, and the next cell runs them
-        if cell.cell_type == "code" and is_written_here and not is_file:
-            waiting += len(cell.source.splitlines())
-        if waiting > CODE:
-            found.append(f"cell {number}: {waiting} lines of code before anything is seen, more than {CODE}")
-        waiting = 0 if outputs or waiting > CODE else waiting
-        for output in outputs:
+        for output in cell.get("outputs", []):
             data, metadata = output.get("data", {}), output.get("metadata", {})
-            seen = output.get("text", "") if "text" in output else data.get("text/plain", "")
-            is_seen_otherwise = is_exact(output) or {"image/png", "text/markdown"} & set(data)
-            for line in [] if is_seen_otherwise else seen.splitlines():
-                is_code = line.startswith(("+", "-"))  # of a lesson, shown by show.variant
-                if len(line) > WIDE and not is_code and " " in line.strip():
-                    found.append(f"cell {number}: prints a line of {len(line)} characters: {line[:40]}...")
             if "image/png" in data and len(metadata.get("image/png", {}).get("alt", "")) < 20:
                 found.append(f"cell {number}: a picture without an alt text: show.picture(alt)")
             if "text/html" in data:
                 found.append(f"cell {number}: HTML, of which GitHub strips all style: show.table, show.diff")
-            for fence in re.findall(r"(?s)```diff\n(.*?)\n```", str(data.get("text/markdown", ""))):
-                lines = fence.splitlines()
-                if len(lines) > FENCE:
-                    found.append(f"cell {number}: {len(lines)} lines in a fence, from {lines[0]!r} on")
     return found
 
 

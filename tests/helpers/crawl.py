@@ -14,7 +14,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.names, self.links, self.loads, self.has_icon = set(), [], [], False
+        self.names, self.links, self.loads = set(), [], []
         self.feed(text)
 
     def handle_starttag(self, tag, pairs):
@@ -22,7 +22,6 @@ class Page(HTMLParser):
         self.names.add(pairs.get("id"))
         if tag == "a" and "href" in pairs:
             self.links.append(pairs["href"])
-        self.has_icon |= tag == "link" and "icon" in pairs.get("rel", "")
         if tag in LOADED and LOADED[tag] in pairs:
             self.loads.append(pairs[LOADED[tag]])
 
@@ -33,8 +32,6 @@ def problems(site: Path) -> list[str]:
     found = []
     for path, page in pages.items():
         where = path.relative_to(site)
-        if not page.has_icon:
-            found.append(f"{where} names no icon, so a browser asks for /favicon.ico, and there is none")
         for target in page.links + page.loads:
             if re.match(r"\w+:|//", target):
                 continue

@@ -334,7 +334,6 @@ CASES = {
     "also_shards_the_parent": lambda: tied(and_parent=True),
     "attribute_of_the_model": lambda: ddp(nn.Sequential(linear())).fc,
     "child_exits": lambda: child(lambda: sys.exit(1)),
-    "child_killed": lambda: child(kill),
     "child_raises": lambda: child(raises),
     "client_missing": lambda: store(is_master=True),
     "device_ids": lambda: ddp(linear(), device_ids=[0]),

@@ -1,67 +1,23 @@
 """The pictures of the READMEs: readable on any ground, nothing fetched, the same each time."""
 
 import re
-from pathlib import PurePosixPath
 from xml.etree import ElementTree
 
 import pytest
 
-from tools import ink, lessons, links, pictures, speeds
+from tools import links, pictures, speeds
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = sorted(pictures.FOLDER.glob("*.svg"))
-# Digits are dots, and the run that was killed is stored nowhere but in its notebook's picture.
-AS_DOTS = {"digits.png", "kill.png"}
-BYTES = 100_000
-
-
-def test_each_is_drawn_but_those_that_cannot_be():
-    names = {path.name for path in pictures.FOLDER.iterdir()}
-    assert {name for name in names if not name.endswith(".svg")} == AS_DOTS
-    folders = ("", "lessons", "lessons/launch", "tools/bench")
-    pages = "".join((lessons.ROOT / folder / "README.md").read_text() for folder in folders)
-    shown = {PurePosixPath(path).name for path in re.findall(r"pictures/[\w.]+", pages)}
-    assert shown == names, "each is shown on a page"
 
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.name)
 def test_it_can_be_read_on_a_light_and_on_a_dark_page(path):
     text = path.read_text()
-    assert len(text) < BYTES and "<script" not in text and "<image" not in text
-    assert not re.findall(r"url\((?!#)|href=\"(?!#)|@import|@font-face", text), "nothing is fetched"
-    words = list(ElementTree.fromstring(text).iter(f"{SVG}text"))
-    assert len(words) > 10, "letters are letters, and no outlines"
-    for word in words:
-        style = word.get("style", "")
-        is_in_a_tile = path.name in ("ring.svg", "gpt_step.svg") and "fill: #111111" in style
-        assert f"fill: {ink.INK}" in style or is_in_a_tile, f"{word.text} has a colour of its own"
-        assert "sans-serif" in style or "monospace" in style, f"{word.text}: a machine may lack its font"
-    ground = ElementTree.fromstring(text).find(f".//{SVG}g[@id='patch_1']/{SVG}path")
-    assert "fill: none" in ground.get("style")
-
-
-def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_shows():
-    """An all-reduce over a link: seven eighths of the bytes, twice, and fourteen messages."""
-    bandwidths = [link.bandwidth for link in links.LINKS]
-    assert bandwidths == sorted(bandwidths) and (bandwidths[0], bandwidths[-1]) == (125e6, 450e9)
-    assert links.seconds(14e9, links.LINKS[0]) == pytest.approx(2 * 7 / 8 * 14e9 / 125e6 + 14 * 5e-6)
-    alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("links.svg")[1].split(">")[0]
-    assert all(f"{bandwidth / 1e9:g}" in alt for bandwidth in bandwidths)
-
-
-def test_the_picture_of_a_gpts_step_has_all_of_the_step_and_its_words_say_what_it_shows():
-    rows = list(speeds.measured()["gpt"].values())
-    budgets = [speeds.budget(row) for row in rows]
-    for row, budget in zip(rows, budgets, strict=True):
-        assert sum(budget.values()) == pytest.approx(1000 * row["seconds"] / (row["size"] / 8), rel=0.01)
-    alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("gpt_step.svg")[1].split(">")[0]
-    said = [int(number) for number in re.findall(r"\d+", alt.split("8 texts")[1])]
-    products, attention, others, adam, rest = (
-        [round(budget[kind]) for budget in budgets] for kind in speeds.KINDS
-    )
-    assert said[:3] == [min(products), max(products), attention[0]] and set(attention) == {said[2]}
-    assert said[3:6] == [others[0], min(others), max(others[1:])]
-    assert said[6:9] == [adam[0], adam[-1], 16] and said[9:] == [min(rest), max(rest)]
+    assert not re.findall(r"url\((?!#)|href=\"(?!#)|@import|@font-face|<script|<image", text), "fetched"
+    tree = ElementTree.fromstring(text)
+    assert len(list(tree.iter(f"{SVG}text"))) > 10, "letters are letters, and no outlines"
+    assert "fill: none" in tree.find(f".//{SVG}g[@id='patch_1']/{SVG}path").get("style"), "no ground"
 
 
 def test_the_same_is_drawn_again(tmp_path):

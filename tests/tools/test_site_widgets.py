@@ -1,13 +1,10 @@
 """The ring, the schedules, the memory, the planner and its search show on the site what Python says."""
 
-import ast
 import contextlib
-import html
 import io
 import itertools
 import json
 import random
-import re
 import runpy
 import subprocess
 import sys
@@ -19,7 +16,7 @@ from planner import __main__ as command
 from planner import formulas, plans, report, search
 from tests.tools.test_site import every, one, opened, small_site
 from tools.lessons import ROOT
-from tools.site import home, live, models, sources, taken
+from tools.site import live, models
 from tools.site.widgets import memory, planner, ring, schedules, sharding
 
 LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
@@ -54,49 +51,24 @@ def command_of(table):
 # ---- what Python says ----
 
 
-def test_the_steps_are_those_of_the_notebook():
-    cells = json.loads((ROOT / "notebooks/03a_how_gradients_travel.ipynb").read_text())["cells"]
-    sources = ["".join(cell["source"]) for cell in cells]
-    space = {"rings": taken.functions(ROOT / "notebooks/show/s03a_rings.py", "all_gather")}
-    for name in ("server_steps", "ring_steps"):
-        source = next(source for source in sources if f"def {name}" in source)
-        function = next(node for node in ast.parse(source).body if getattr(node, "name", "") == name)
-        exec(ast.unparse(function), space)
-    for size in ring.PROCESSES:
-        for way in ("ring", "server"):
-            ours = [sorted(moves) for _, moves in ring.steps_of(way, size, size)[0]]
-            assert ours == [sorted(moves) for moves in space[f"{way}_steps"](size)], (way, size)
-
-
 def test_bytes_and_steps_are_those_of_the_formulas():
     """Steps: the seconds of no bytes, a second a message. Bytes: those of a second a byte, no latency."""
-    for size in ring.PROCESSES:
-        for way in ring.WAYS:
-            if not ring.is_there(way, size):
-                continue
-            steps, chunks = ring.steps_of(way, size, size)
-            node = {"ranks_per_node": max(1, size // 2)}
-            longest = 0
-            for _, moves in steps:
-                wires = [move[:2] for move in moves]
-                longest += max(map(wires.count, wires)) / chunks
-            if way == "server":  # ours waits with its answer, and the formula's does not
-                assert longest == 2 * formulas.all_reduce_seconds(1, size, 1, 0, way)
-                continue
-            assert len(steps) == formulas.all_reduce_seconds(0, size, 1, 1, way, **node), (way, size)
-            assert longest == pytest.approx(formulas.all_reduce_seconds(1, size, 1, 0, way, **node))
-        told = {way: ring.run(way, size, size)["steps"][-1] for way in ("ring", "server")}
-        assert told["ring"]["through"] == [pytest.approx(4 * (size - 1) / size, abs=1e-4)] * size
-        assert told["server"]["through"] == [2 * (size - 1), *[2] * (size - 1)]
-        assert sum(told["ring"]["through"]) == pytest.approx(sum(told["server"]["through"]), abs=1e-3)
-
-
-def test_the_table_has_the_seconds_of_the_formulas():
-    table = {row[0]: row for row in ring.table(8)}
-    constant = {name: option.default for name, option in command.OPTIONS.items()}
-    seconds = formulas.all_reduce_seconds(15e9, 8, constant["bandwidth-network"], constant["latency"], "ring")
-    assert table["ring"][-1] == f"{1000 * seconds:.0f} ms"
-    assert len(table) == len(ring.WAYS) and len(ring.table(5)) == len(ring.WAYS) - 1
+    for size, way in itertools.product(ring.PROCESSES, ring.WAYS):
+        if not ring.is_there(way, size):
+            continue
+        steps, chunks = ring.steps_of(way, size, size)
+        longest = 0
+        for _, moves in steps:
+            wires = [move[:2] for move in moves]
+            longest += max(map(wires.count, wires)) / chunks
+        if way == "server":  # ours waits with its answer, and the formula's does not
+            assert longest == 2 * formulas.all_reduce_seconds(1, size, 1, 0, way)
+            continue
+        node = {"ranks_per_node": max(1, size // 2)}
+        assert len(steps) == formulas.all_reduce_seconds(0, size, 1, 1, way, **node), (way, size)
+        assert longest == pytest.approx(formulas.all_reduce_seconds(1, size, 1, 0, way, **node))
+    cells = {row[0]: row for row in ring.table(8)}["ring"]
+    assert cells[1:4] == ["14", "3.50 x", "28.00 x"] and cells[-1] == "525 ms"
 
 
 def test_orders_and_times_are_those_of_the_solution_of_exercise_10():
@@ -115,21 +87,16 @@ def test_orders_and_times_are_those_of_the_solution_of_exercise_10():
 
 def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says():
     for processes, count in itertools.product(schedules.PROCESSES, schedules.MICROBATCHES):
+        held = {"1f1b": [min(count, most) for most in range(processes, 0, -1)], "gpipe": [count] * processes}
         for name in schedules.SCHEDULES:
             values = schedules.values_of(name, inputs_of(schedules, processes=processes, microbatches=count))
-            idle = schedules.timeline.idle(values)
             theory = schedules.timeline.idle_in_theory(values)
-            if name == schedules.ZERO and count < processes:
-                continue
-            if name == schedules.ZERO:
-                assert idle < theory, "it has the weights' part to fill the bubble with"
+            if name != schedules.ZERO:
+                assert schedules.timeline.idle(values) == pytest.approx(theory), (name, processes, count)
+                assert values["held"] == held.get(name, values["held"])
+            elif count >= processes:
+                assert schedules.timeline.idle(values) < theory, "the weights' part fills the bubble"
                 assert values["held"] == [processes] * processes, "until the weights' part has ended"
-            else:
-                assert idle == pytest.approx(theory), (name, processes, count)
-            if name == "1f1b":
-                assert values["held"] == [min(count, most) for most in range(processes, 0, -1)]
-            if name == "gpipe":
-                assert values["held"] == [count] * processes
 
 
 @pytest.mark.long
@@ -152,8 +119,7 @@ def test_a_plan_is_the_one_that_the_command_prints():
     assert json.loads(printed(f"{words} --json")) == as_json(plans.plan(models.job_of(inputs)))
     for cells in found["tables"][0]["rows"]:
         assert " ".join(filter(None, cells)) in said, cells
-    assert found["memory"][-1]["to"] < found["limit"]["at"] < 1, "it fits"
-    assert found["shares"][-1]["to"] == pytest.approx(1)
+    assert found["said"].startswith("Yes, it fits") and found["memory"][-1]["to"] < found["limit"]["at"] < 1
 
 
 def test_a_sweep_is_the_one_that_the_command_prints():
@@ -163,22 +129,13 @@ def test_a_sweep_is_the_one_that_the_command_prints():
     cells = found["tables"][1]["rows"]
     assert [" ".join(row) for row in cells] == [" ".join(row.split()) for row in rows]
     assert found["end"] == planner.in_words(f"{end}.").replace("No further", "The sweep stops here")
-    shares = [row[4] for row in cells]
-    assert [dot["share"] for dot in found["curve"]] == shares, "the curve is the table's column"
-    shares = [float(share[:-1]) / 100 for share in shares]
-    heights = [share / max(1, *shares) for share in shares]
-    assert [dot["y"] for dot in found["curve"]] == pytest.approx(heights, abs=1e-3)
-    assert [dot["chosen"] for dot in found["curve"]].index(True) == 2
+    assert [dot["share"] for dot in found["curve"]] == [row[4] for row in cells]
 
 
 def test_what_cannot_run_is_said_as_the_planner_says_it():
     found = answer(planner, gpus=2**14, batch_tokens=2**24)
     assert found["said"].startswith("No plan: a step of 16,777,216 tokens has 8,192 texts")
-    assert "tokens per step must be at least 33554432" in found["said"]
     assert not found["shares"] and len(found["curve"]) == 14
-    found = answer(planner, gpus=1, tensor_parallel=8)
-    words = "No plan: one copy of the model takes 8 GPUs, so the number of GPUs must be a multiple of 8"
-    assert found["said"] == f"{words}, such as 8." and found["curve"]
     assert "takes 8 GPUs" in answer(memory, gpus=1, tensor_parallel=8)["said"]
     found = answer(sharding, gpus=64)
     assert found["said"].startswith("No way to shard 405.9 billion parameters over 64 GPUs fits")
@@ -195,71 +152,47 @@ def test_memory_is_that_of_the_planner():
     assert "24 GB GPU: does not fit, at any stage; 80 GB GPU: fits with ZeRO stage 2" in found["said"]
 
 
-def test_the_verdict_of_the_planner_is_one():
-    yes = "Yes, it fits: 30.3 GB of 80 GB per GPU. Training on 31.16 billion tokens takes "
-    assert answer(planner)["said"].startswith(yes)
+def test_what_would_fit_is_said_of_a_plan_that_does_not():
     no = answer(planner, model="a GPT of 30 billion", gpus=64)
     begin = "No, it does not fit: each GPU would need 505.0 GB and has 80 GB. What would fit: "
-    assert no["said"].startswith(begin)
-    assert not any(word in no["said"] for word in ("day", "$", "hours", "interruption"))
-    assert no["shares"] == [] and len(no["tables"][0]["rows"]) == len(planner.PARTS)
+    assert no["said"].startswith(begin) and no["shares"] == []
     other = answer(planner, model="a GPT of 30 billion", gpus=64, stage=3)
     assert f"ZeRO stage 3 (FSDP) ({other['needs']})" in no["said"] and other["said"].startswith("Yes")
-    never = answer(planner, model="a GPT of 1 trillion", gpus=1, stage=0, memory=24e9)
-    assert "No single change makes it fit" in never["said"]
 
 
 def test_examples_are_what_the_controls_can_be_set_to():
     for name, widget in LIVE.items():
         values = {control["name"]: [value for value, _ in control["values"]] for control in widget.CONTROLS}
         examples = live.presets(widget)
-        assert 4 <= len(examples) <= 8 and examples[0]["inputs"] == live.begin(widget), name
+        assert examples[0]["inputs"] == live.begin(widget), name
         for example in examples:
             assert all(value in values[key] for key, value in example["inputs"].items()), example
             answer = widget.answer(**example["inputs"])
             assert answer["tables"] and not answer["said"].startswith("No plan"), example
-    for example in ring.data()["presets"]:
-        inputs = example["inputs"]
-        assert ring.is_there(inputs["way"], inputs["processes"]) and inputs["chunks"] in ring.CHUNKS
-
-
-def drawn_inputs(widget, drawn):
-    return {control["name"]: drawn.choice(control["values"])[0] for control in widget.CONTROLS}
 
 
 @pytest.mark.long
 def test_the_best_ways_are_those_that_the_command_above_them_prints():
     drawn = random.Random(1)
-    chosen = [inputs_of(sharding), *(drawn_inputs(sharding, drawn) for _ in range(20))]
+    chosen = [
+        {control["name"]: drawn.choice(control["values"])[0] for control in sharding.CONTROLS}
+        for _ in range(20)
+    ]
     answers = [found for found in (answer(sharding, **inputs) for inputs in chosen) if found["tables"]]
-    assert len(answers) >= 15
+    assert len(answers) >= 10
     for found in answers:
         [shown] = found["tables"]
         words = command_of(shown)
-        assert len(words.split()) < 18 and "--latency" not in words, "only what differs from the defaults"
         best = json.loads(printed(f"{words} --json"))
         assert best == as_json(search.search(sharding.job_of(found["inputs"])))
-        _, _, head, *rows = printed(words).splitlines()
+        _, _, _, *rows = printed(words).splitlines()
         assert [" ".join(cells) for cells in shown["rows"]] == [" ".join(line.split()) for line in rows]
-        names = [word.strip() for word in search.HEAD]
-        assert shown["head"] == [sharding.HEADS.get(name, name) for name in names]
-        assert " ".join(names) == " ".join(head.split())
         longest = sum(best[-1]["step_seconds"].values())
         for way, plan, cells in zip(found["ways"], best, shown["rows"], strict=True):
             parts = {part["part"]: part["to"] - part["from"] for part in way["parts"]}
             times = {part: seconds / longest for part, seconds in plan["step_seconds"].items() if seconds}
             assert parts == pytest.approx(times)
-            assert way["parts"][-1]["to"] == pytest.approx(sum(times.values()))
-            assert f" GPUs: {way['name']}\n" in printed(options_of(plan)), "as the report of that plan has it"
             assert way["words"] == f"step time {cells[9]}, {cells[8]} GB, bound by {cells[-1]}"
-        assert f"The fastest is {found['ways'][0]['name']}: {shown['rows'][0][11]} and " in found["said"]
-
-
-def options_of(plan):
-    """The options of one plan."""
-    job = {name: value for name, value in plan["job"].items() if value and name != "texts"}
-    flag = " --sequence-parallel" if job.pop("sequence_parallel", False) else ""
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in job.items()) + flag
 
 
 def test_the_fastest_way_changes_as_the_page_of_the_search_says():
@@ -275,32 +208,6 @@ def test_the_fastest_way_changes_as_the_page_of_the_search_says():
 
 
 # ---- the pages ----
-
-
-def test_each_page_says_where_no_script_runs_what_it_begins_with(tmp_path):
-    book = sources.Book(tmp_path, (), is_whole=False, widgets=LIVE | {"ring": ring})
-    for name, widget in book.widgets.items():
-        page = html.unescape(home.widget(book, name))
-        first = live.still(widget)
-        assert first["said"] in page and first["note"] in page
-        assert page.count("<tr>") == sum(len(table["rows"]) + 1 for table in first["tables"]) > 0
-        cells = [cell for table in first["tables"] for row in table["rows"] for cell in row]
-        assert re.findall(r"<td>(.*?)</td>", page) == cells
-    for control in [control for widget in LIVE.values() for control in widget.CONTROLS]:
-        assert control["start"] in [value for value, _ in control["values"]], control["name"]
-
-
-@pytest.mark.parametrize("name", LIVE)
-def test_a_page_has_each_file_of_the_planner_that_its_files_import(name):
-    """Without one of them, Python in the browser stops with an ImportError."""
-    files = [file for file in LIVE[name].FILES if file.startswith("lessons/planner/")]
-    text = "\n".join((ROOT / file).read_text() for file in files)
-    named = ", ".join(re.findall(r"^from planner import (.*)", text, re.M)).split(", ")
-    named += re.findall(r"^from planner\.(\w+) import", text, re.M)
-    assert {f"lessons/planner/{module}.py" for module in named if module} <= {*files}
-
-
-# ---- in a browser ----
 
 
 @pytest.fixture
@@ -327,25 +234,16 @@ def type_in(page, name, words):
         page.call("Input.insertText", text=words)
 
 
-def choose(page, name, index, count, by_mouse=False):
-    """Set a control, as a person does: a press on a slider, or keys."""
+def choose(page, name, index):
+    """Set a control by keyboard."""
     box = one(f"#widget [name={name}]")
-    page.ask(f"{box}.scrollIntoView({{block: 'center'}})")
     if page.ask(f"{box}.type == 'number'"):
         type_in(page, name, page.ask(f"{box}.list.options[{index}].value"))
         return
-    is_slider = page.ask(f"{box}.type == 'range'")
-    if by_mouse and is_slider:
-        middle = "(({x, y, width, height}) => [x, y + height / 2, width])"
-        x, y, width = page.ask(f"{middle}({box}.getBoundingClientRect())")
-        at = x + 8 + (width - 16) * index / max(1, count - 1)  # the thumb is 16 wide
-        for kind in ("mousePressed", "mouseReleased"):
-            page.call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1)
-    else:
-        page.ask(f"{box}.focus()")
-        for key in ["Home"] + ["ArrowRight" if is_slider else "ArrowDown"] * index:
-            page.press(key)
-    assert page.ask(f"Number({box}.type == 'range' ? {box}.value : {box}.selectedIndex)") == index, name
+    page.ask(f"{box}.focus()")
+    arrow = "ArrowRight" if page.ask(f"{box}.type == 'range'") else "ArrowDown"
+    for key in ["Home"] + [arrow] * index:
+        page.press(key)
 
 
 SHOWN = """(() => {
@@ -433,7 +331,7 @@ def compare_live(page, name, **inputs):
 @pytest.mark.parametrize("name", LIVE)
 @pytest.mark.parametrize("times", [5, 25])
 def test_pages_show_what_python_answers(page, times, name):
-    """Draw inputs, set them by mouse or by keyboard, and compare: all controls, then two at a time."""
+    """Draw inputs, set them, and compare: all controls, then two at a time."""
     widget, drawn = LIVE[name], random.Random(1)
     is_there(page, name)
     example = live.presets(widget)[-1]
@@ -444,10 +342,9 @@ def test_pages_show_what_python_answers(page, times, name):
     for time in range(times):
         for control in widget.CONTROLS if time == 0 else drawn.sample(widget.CONTROLS, 2):
             index = drawn.randrange(len(control["values"]))
-            choose(page, control["name"], index, len(control["values"]), drawn.random() < 0.5)
+            choose(page, control["name"], index)
             chosen[control["name"]] = control["values"][index][0]
-            # A page that an answer makes shorter scrolls, and the next press would miss its slider.
-            answered(page, chosen)
+        answered(page, chosen)
         compare_live(page, name, **chosen)
 
 
@@ -497,15 +394,11 @@ def compare_ring(page, way, size, chunks, position):
             through[rank] += 1 / chunks
     whole = 2 * (size - 1)  # of K, through the server
     assert shown["bars"] == pytest.approx([58 * amount / whole for amount in through], abs=0.05)
-    beside = min(position, whole)
-    assert shown["server"] == beside, "K through the server after as many steps: one for each"
+    assert shown["server"] == min(position, whole), "K through the server after as many steps: one for each"
     if position:
-        name, moves = steps[position - 1]
-        working = len({rank for move in moves for rank in move[:2]})
-        said = f"Step {position} of {len(steps)}, {name}: {working} of {size} processes"
-        assert shown["said"].startswith(said)
+        name = steps[position - 1][0]
+        assert shown["said"].startswith(f"Step {position} of {len(steps)}, {name}: ")
         assert f"so far: {max(through):.2f} x; " in shown["said"]
-        assert f"after as many steps: {beside:.2f} x, and {whole:.2f} x in total" in shown["said"]
         assert ("All processes have the sum." in shown["said"]) == (position == len(steps))
     assert shown["table"] == ring.table(size)
 
@@ -520,14 +413,14 @@ def test_the_ring_shows_what_python_says_at_every_step(page, times):
         size = drawn.choice(ring.PROCESSES)
         way = drawn.choice([way for way in ring.WAYS if ring.is_there(way, size)])
         chunks = drawn.choice(ring.CHUNKS) if way == "ring" else size
-        choose(page, "way", 0, 4)
-        choose(page, "processes", size - 2, 7)
-        choose(page, "way", list(ring.WAYS).index(way), 4)
+        choose(page, "way", 0)
+        choose(page, "processes", size - 2)
+        choose(page, "way", list(ring.WAYS).index(way))
         if way == "ring":
-            choose(page, "chunks", chunks - 1, 8)
+            choose(page, "chunks", chunks - 1)
         count = len(ring.steps_of(way, size, chunks)[0])
         position = drawn.randint(0, count)
-        choose(page, "step", position, count + 1, drawn.random() < 0.5)
+        choose(page, "step", position)
         compare_ring(page, way, size, chunks, position)
         if position < count:
             page.click("#widget button", "step")
@@ -535,26 +428,16 @@ def test_the_ring_shows_what_python_says_at_every_step(page, times):
 
 
 @pytest.mark.long
-def test_the_ring_is_walked_by_keyboard_and_by_touch_and_plays_to_its_end(page):
+def test_the_ring_is_walked_by_keyboard_and_plays_to_its_end(page):
     page.open("widgets/ring.html")
     page.ask(f"{one('#widget [name=step]')}.focus()")
     page.press("ArrowRight")
     compare_ring(page, "ring", 4, 4, 1)
-    for name in ("to the start", "back", "step", "play"):
-        page.press("Tab")
-        assert page.ask("document.activeElement.textContent") == name
-    buttons, said = every("#widget .buttons button"), f"{one('#widget [role=status]')}.textContent"
-    x, y = page.ask(f"(({{x, y}}) => [x + 9, y + 9])({buttons}[2].getBoundingClientRect())")
-    page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
-    page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
-    page.until(f"{said}.startsWith('Step 2 of 6')", "a step")
     page.click("#widget button", "play")
+    said = f"{one('#widget [role=status]')}.textContent"
     page.until(f"{said}.includes('All processes have')", "the end")
-    page.until(f"{buttons}[3].textContent == 'play'", "a rest")
+    page.until(f"{every('#widget .buttons button')}[3].textContent == 'play'", "a rest")
     compare_ring(page, "ring", 4, 4, 6)
-    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
-    page.click("#widget button", "back")
-    assert page.ask(f"getComputedStyle({one('#widget .come')}).animationName") == "none"
 
 
 def test_without_python_and_without_scripts_a_page_shows_what_it_was_built_with(page):
