@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools import links, pictures, speeds
+from tools import lessons, links, pictures, speeds
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = sorted(pictures.FOLDER.glob("*.svg"))
@@ -18,6 +18,30 @@ def test_it_can_be_read_on_a_light_and_on_a_dark_page(path):
     tree = ElementTree.fromstring(text)
     assert len(list(tree.iter(f"{SVG}text"))) > 10, "letters are letters, and no outlines"
     assert "fill: none" in tree.find(f".//{SVG}g[@id='patch_1']/{SVG}path").get("style"), "no ground"
+
+
+def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_shows():
+    """An all-reduce over a link: seven eighths of the bytes, twice, and fourteen messages."""
+    bandwidths = [link.bandwidth for link in links.LINKS]
+    assert bandwidths == sorted(bandwidths) and (bandwidths[0], bandwidths[-1]) == (125e6, 450e9)
+    assert links.seconds(14e9, links.LINKS[0]) == pytest.approx(2 * 7 / 8 * 14e9 / 125e6 + 14 * 5e-6)
+    alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("links.svg")[1].split(">")[0]
+    assert all(f"{bandwidth / 1e9:g}" in alt for bandwidth in bandwidths)
+
+
+def test_the_picture_of_a_gpts_step_has_all_of_the_step_and_its_words_say_what_it_shows():
+    rows = list(speeds.measured()["gpt"].values())
+    budgets = [speeds.budget(row) for row in rows]
+    for row, budget in zip(rows, budgets, strict=True):
+        assert sum(budget.values()) == pytest.approx(1000 * row["seconds"] / (row["size"] / 8), rel=0.01)
+    alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("gpt_step.svg")[1].split(">")[0]
+    said = [int(number) for number in re.findall(r"\d+", alt.split("8 texts")[1])]
+    products, attention, others, adam, rest = (
+        [round(budget[kind]) for budget in budgets] for kind in speeds.KINDS
+    )
+    assert said[:3] == [min(products), max(products), attention[0]] and set(attention) == {said[2]}
+    assert said[3:6] == [others[0], min(others), max(others[1:])]
+    assert said[6:9] == [adam[0], adam[-1], 16] and said[9:] == [min(rest), max(rest)]
 
 
 def test_the_same_is_drawn_again(tmp_path):
