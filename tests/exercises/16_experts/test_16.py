@@ -529,7 +529,14 @@ def test_3b_answers_come_back_weighted(group):
         experts = [Expert(**double(matrices)).requires_grad_(False) for matrices in one.matrices]
         right = one.outputs(xs, weights, experts)
         for rank, came in enumerate(ranks):
-            what = f"the output of combine on rank {rank}"
+            what, pairs = f"the output of combine on rank {rank}", one.pairs[rank]
+            last = [all(later != token for later, _ in pairs[n:]) for n, (token, _) in enumerate(pairs, 1)]
+            for words, wrong in (
+                ("as if all weights were 1", torch.ones(len(pairs))),
+                ("only the last answer to each token is in it", weights[rank] * torch.tensor(last)),
+            ):
+                known = near(came["output"], weighted(xs[rank], pairs, wrong, experts))
+                require(near(came["output"], right[rank]) or not known, f"{what}: {words}", "weighted sums")
             close(what, came["output"], right[rank], dtype=one.x[0].dtype)
 
 
