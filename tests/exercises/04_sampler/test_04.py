@@ -132,11 +132,13 @@ def valid_numbers(who, size, shard):
 def together(shards, size, low, high):
     """The shards of all ranks, put together, hold each image as often as they should."""
     counts = collections.Counter(itertools.chain(*shards))
-    often = sum(count > high for count in counts.values())
-    seldom = sum(counts[number] < low for number in range(size))
-    came = f"of {so_many(size, 'image')}, {often} appear too often and {seldom} not often enough"
+    often = [number for number, count in counts.items() if count > high]
+    seldom = [number for number in range(size) if counts[number] < low]
+    came = f"of {so_many(size, 'image')}, {len(often)} appear too often and {len(seldom)} not often enough"
+    came += f"; image {often[0]} appears {so_many(counts[often[0]], 'time')}" if often else ""
+    came += f"; image {seldom[0]} appears {so_many(counts[seldom[0]], 'time')}" if seldom else ""
     times = f"{low} or {high} times" if low < high else so_many(low, "time")
-    require(often == seldom == 0, came, f"each image {times} over all ranks")
+    require(not often and not seldom, came, f"each image {times} over all ranks")
 
 
 def deal(cases):

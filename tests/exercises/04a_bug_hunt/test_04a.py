@@ -432,6 +432,16 @@ def test_10a_buffers(world_size):
     compare(ranks, expected)
     running = running_of(learns, state, parts)
     mean = [sum(kept) / world_size for kept in zip(*running, strict=True)]
+    results = [came["result"] for came in ranks]
+    if all(torch.is_tensor(one) and one.shape == (5, 3) for one in results):
+        words = f"ranks 0 and {world_size - 1} give different answers for the same images"
+        is_same = torch.allclose(results[0], results[-1], rtol=0, atol=1e-4)
+        require(is_same, words, "the same answers on all ranks")
+        is_first = torch.allclose(
+            results[0].double(), answers(expected.state, test, running[0]), rtol=0, atol=1e-4
+        )
+        words = "all ranks answer with running_mean and running_var of rank 0"
+        require(not is_first, words, "with the means over all ranks")
     for rank, came in enumerate(ranks):
         what = f"the answers that rank {rank} returns"
         close(what, came["result"], answers(expected.state, test, mean), 1e-4, 1)

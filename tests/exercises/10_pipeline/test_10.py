@@ -189,7 +189,10 @@ def timeline(schedules, forward_times, backward_times):
                 ends[stage, action, number], going = line[-1][1], True
     for stage, (schedule, line) in enumerate(zip(schedules, lines, strict=True)):
         if len(line) < len(schedule):
-            return None, f"stage {stage}'s {words([schedule[len(line)]])} can never begin"
+            head = schedule[len(line)]
+            other, *need = next(one for one in needs(schedules, stage, *head) if one not in ends)
+            waits = f"stage {stage}'s {words([head])} waits forever for stage {other}'s"
+            return None, f"{waits} {words([need])}{', which never comes' * (need not in schedules[other])}"
     return lines, ""
 
 
@@ -356,13 +359,11 @@ def check_run(schedules, rows=6, in_order=True, fresh=False, odd=False, settles=
     loss, gradients, shown = batch.expected()
     for rank, (came, gradient, old) in enumerate(zip(ranks, gradients, batch.gradients, strict=True)):
         got, what = came["gradient"], f"the gradient of stage {rank}'s weight"
-        if not fresh:
-            what += ", minus what was there before"
-            got = (
-                got.double() - old.double()
-                if isinstance(got, torch.Tensor) and got.shape == old.shape
-                else got
-            )
+        if not fresh and isinstance(got, torch.Tensor) and got.shape == old.shape:
+            is_lost = torch.allclose(got.double(), gradient, rtol=0, atol=1e-6)
+            words = f"{what} is that of this batch alone: what was in .grad is gone"
+            require(not is_lost, words, "the old and the new gradient, added up")
+            what, got = f"{what}, minus what was there before", got.double() - old.double()
         is_same = torch.equal(came["weight"], batch.weights[rank])
         require(is_same, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step")
         is_same = came["schedule"] == batch.schedules[rank]

@@ -99,7 +99,9 @@ def attention(query, key, value, query_places, key_places):
     """Output and log-sum-exp, in 64 bits."""
     query, key, value = (one.double() for one in (query, key, value))
     scores = query @ spread(key, query).mT * query.shape[-1] ** -0.5
-    scores = scores.masked_fill(torch.tensor(key_places) > torch.tensor(query_places)[:, None], -torch.inf)
+    scores = scores.masked_fill(
+        torch.as_tensor(key_places) > torch.as_tensor(query_places)[:, None], -torch.inf
+    )
     total = scores.logsumexp(-1, keepdim=True)
     return (scores - total.nan_to_num(neginf=0.0)).exp() @ spread(value, query), total
 
@@ -135,7 +137,7 @@ def check_numbers(what, got, expected, relative=2e-5, wrong=dict):
         raise
 
 
-def check_pairs(function, names, cases, rights, relative=2e-5, alone=True):
+def check_pairs(function, names, cases, rights, relative=2e-5, alone=True, mistakes=None):
     """attend or merge of (words, arguments). `alone`: arguments must not change."""
     given = {"function": function, "names": names, "cases": [case for _, case in cases]}
     (came,) = run(call, [given], group=False)
@@ -149,7 +151,8 @@ def check_pairs(function, names, cases, rights, relative=2e-5, alone=True):
             close(f"the output of queries without any key of {what}", pair[0][without], right[0][without])
         its = relative if case[0].dtype == torch.float32 else 1e-10
         for name, got, expected in zip(PAIR, pair, right, strict=True):
-            check_numbers(f"the {name} of {what}", got, expected, its)
+            wrong = functools.partial(mistakes, *case) if mistakes and name == "output" else dict
+            check_numbers(f"the {name} of {what}", got, expected, its, wrong)
 
 
 # ---- 15.1: order
@@ -204,7 +207,18 @@ def check_attend(*cases, relative=2e-5):
     """attend on cases of (words, (query, key, value), the queries' positions, the keys' positions)."""
     given = [(words, [*tensors, *map(torch.tensor, places)]) for words, tensors, *places in cases]
     rights = [attention(*tensors, *places) for _, tensors, *places in cases]
-    check_pairs("attend", [*NAMES, "query_positions", "key_positions"], given, rights, relative)
+    names = [*NAMES, "query_positions", "key_positions"]
+    check_pairs("attend", names, given, rights, relative, mistakes=attend_mistakes)
+
+
+def attend_mistakes(query, key, value, own, its):
+    """Outputs that attend comes to by a mistake, with words for it."""
+    scaled = query * query.shape[-1] ** 0.5
+    return {
+        "scores were not divided by the square root of the size": attention(scaled, key, value, own, its)[0],
+        "later keys were not masked": attention(query, key, value, own, 0 * its)[0],
+        "the mask was reversed": attention(query, key, value, -own, -its)[0],
+    }
 
 
 def some(queries, keys):
@@ -343,17 +357,20 @@ def forward_mistakes(given, right, name, rank, world_size):
     places = [places_of(length, other, world_size) for other in every]
     around = [(rank - step) % world_size for step in every]
 
-    def over(keys, at):
+    def over(keys, at, place=0):
         """The output over the keys of these ranks, taken for the keys of the ranks `at`."""
         there, taken = (joined(places[other] for other in some) for some in (keys, at))
         key, value = (given[one][..., there, :] for one in ("key", "value"))
-        return attention(given["query"][..., places[rank], :], key, value, places[rank], taken)[0]
+        return attention(given["query"][..., places[rank], :], key, value, places[rank], taken)[place]
 
     wrong = {
         "only the keys of this rank counted": over([rank], [rank]),
         "keys and values were always those of this rank": over([rank] * world_size, around),
         "they travelled the other way round": over(around, [rank, *around[:0:-1]]),
         "all keys had the positions of this rank": over(every, [rank] * world_size),
+        # The log_sum_exp before any key is -inf. With 0 it is as if a key had been met.
+        "there was one more key, of score 0, whose value is zeros": over(every, every)
+        * over(every, every, 1).sigmoid(),
     }
     for other in every:
         rest = [one for one in every if one != other]
@@ -375,6 +392,8 @@ def backward_mistakes(given, right, name, rank, world_size):
         if other == rank:
             alone = whole(given | {"gradient": its})[name]
             wrong["only the queries of this rank counted"] = shard(alone, rank, world_size)
+            kept = [shard(alone, one, world_size) for one in range(world_size)]
+            wrong["nothing had been passed on"] = sum(kept)
         else:
             wrong[f"it were that of rank {other}'s {name}"] = shard(right[name], other, world_size)
     return wrong

@@ -529,7 +529,15 @@ def test_3b_answers_come_back_weighted(group):
         experts = [Expert(**double(matrices)).requires_grad_(False) for matrices in one.matrices]
         right = one.outputs(xs, weights, experts)
         for rank, came in enumerate(ranks):
-            what = f"the output of combine on rank {rank}"
+            what, pairs = f"the output of combine on rank {rank}", one.pairs[rank]
+            last = [all(later != token for later, _ in pairs[n:]) for n, (token, _) in enumerate(pairs, 1)]
+            for words, wrong in (
+                ("as if all weights were 1", torch.ones(len(pairs))),
+                ("only the last answer to each token is in it", weights[rank] * torch.tensor(last)),
+            ):
+                known = near(came["output"], weighted(xs[rank], pairs, wrong, experts))
+                wanted = "the sum of all answers to a token, each times its weight"
+                require(near(came["output"], right[rank]) or not known, f"{what}: {words}", wanted)
             close(what, came["output"], right[rank], dtype=one.x[0].dtype)
 
 
@@ -616,11 +624,16 @@ def test_4a_the_layer(tokens_of_each_process, experts, top_k, capacity, width_of
     with torch.no_grad():
         whole, xs = mixture_of(REFERENCE, double(given)), double(xs)
         outputs, logits = [whole(x)[0] for x in xs], [whole.router(x) for x in xs]
+        whole.capacity = None
+        unlimited = [whole(x)[0] for x in xs]
     chosen = [two(choices_of(one, top_k))[1] for one in logits]
     for rank, came in enumerate(ranks):
         things = so_many(len(came) if isinstance(came, list) else 1, "thing")
         is_pair = isinstance(came, list) and len(came) == 2
         require(is_pair, f"a Mixture returned {things}", "(output, balancing loss)")
+        is_unlimited = near(came[0], unlimited[rank]) and not near(came[0], outputs[rank])
+        words = f"the output on rank {rank} is as if nothing had been dropped"
+        require(not is_unlimited, words, "zeros for tokens whose choices were dropped")
         close(f"the output on rank {rank}", came[0], outputs[rank])
         close(f"the part of the balancing loss on rank {rank}", came[1], part_of(rank, logits, chosen))
 

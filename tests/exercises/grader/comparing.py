@@ -132,6 +132,8 @@ def factor(got: numpy.ndarray, expected: numpy.ndarray, allowed: float, ranks: i
     if ratio.size < 3 or not numpy.isfinite(ratio).all() or numpy.ptp(ratio) > 1e-3 * abs(ratio.mean()):
         return ""
     times = ratio.mean()
+    if not numpy.abs(got - times * expected).max() <= 1e-3 * numpy.abs(got).max():
+        return ""  # a number that is to be small is not
     if abs(times - 1) < 0.01:
         return "; all numbers are nearly right: is the difference more than rounding?"
     if abs(times + 1) < 1e-3:
