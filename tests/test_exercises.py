@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,18 +55,6 @@ def test_no_answer_is_in_a_file_that_students_get():
     assert found == []
 
 
-def test_the_manifest_says_what_the_docstrings_say():
-    for one in exercises.manifest():
-        text = "".join((SOLUTIONS / name).read_text() for name in one["files"])
-        written = dict(re.findall(r"^ +(\d\d[a-z]?\.\d+) \((\d+) points?\)", text, re.M))
-        counted = Counter()
-        for entry in one["check"]:
-            counted[re.match(r"\d\d[a-z]?\.\d+", entry["id"])[0]] += entry["points"]
-        if written:
-            assert {part: int(points) for part, points in written.items()} == counted, one["id"]
-        assert f"{exercises.points_of(one)} points" in text or len(one["files"]) > 1, one["id"]
-
-
 def test_the_manifest_is_in_order():
     seen = set()
     assert sorted(EXERCISES) == EXERCISES and {"03", "03a", "03b", "04"} <= set(EXERCISES)
@@ -77,18 +64,12 @@ def test_the_manifest_is_in_order():
         for entry in one["check"]:
             assert set(entry) <= {"id", "title", "points", "needs", "hints", "when", "visibility", "files"}
             assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
-            assert set(entry.get("needs", [])) <= seen, entry["id"]
-            assert len(entry["hints"]) == 3 and entry["points"] > 0
+            assert entry["points"] > 0
             for pattern, *more in entry.get("when", []):
                 assert re.compile(pattern) and len(more) in (1, 3) and {*map(type, more)} == {str}
             seen_by = ("visible", "hidden", "after_due_date", "after_published")
             assert entry.get("visibility", "visible") in seen_by
             seen.add(entry["id"])
-        text = (HERE / one["stem"] / f"test_{one['id']}.py").read_text()
-        if one["id"] == "04a":  # its checks "b" are all alike
-            text += "".join(f"\ndef test_{number}b_" for number in range(1, 11))
-        tested = re.findall(r"\bdef test_(\d+[a-z]?)_", text)
-        assert {f"{one['id']}.{check}" for check in tested} == {entry["id"] for entry in one["check"]}
 
 
 def test_links_of_the_students_page_lead_somewhere():

@@ -3,13 +3,15 @@
 In a solution, an answer stands between two lines, `# cut 03.2: average the gradients over all processes` and
 `# end`. In the starter, one line stands in its place: it raises NotImplementedError with the same words. If
 lines `# instead: code` stand in the answer, that code stands in its place: a bug to be found. The solution is
-the only source. A test runs this with --check.
+the only source. What does not agree after a change of a check is named. A test runs this with --check.
 """
 
 import re
 import sys
+from collections import Counter
 
-from grader.settings import ROOT, SOLUTIONS, STARTERS
+from grader.exercises import manifest, points_of
+from grader.settings import HERE, ROOT, SOLUTIONS, STARTERS
 
 NUMBERED = re.compile(r"\d\d[a-z]?_[^/]+(\.py|/[^/]+\.(py|md))$")
 CUT = re.compile(r"^( *)# cut (\d\d[a-z]?\.\d+: .+)\n((?:.*\n)*?)\1# end\n", re.M)
@@ -47,8 +49,6 @@ def sources():
 
 def table():
     """The exercises, for the students' page."""
-    from grader.exercises import manifest, points_of
-
     lines = ["| exercise | points | what you build |", "| --- | ---: | --- |"]
     for one in manifest():
         link = one["files"][0].split("/")[0]
@@ -63,11 +63,41 @@ def graded():
     return mutants.sentence() + "\n"
 
 
+def forgotten():
+    """What does not agree in an exercise, one line for each."""
+    known = set()
+    for one in manifest():
+        stem, tests = one["stem"], f"test_{one['id']}.py"
+        text, counted = "".join((SOLUTIONS / name).read_text() for name in one["files"]), Counter()
+        for entry in one["check"]:
+            for need in set(entry.get("needs", [])) - known:
+                yield f"{stem}/exercise.toml: {entry['id']} needs {need}, and no check above it has this id"
+            if len(entry["hints"]) != 3:
+                yield f"{stem}/exercise.toml: {entry['id']} has {len(entry['hints'])} hints and needs three"
+            known.add(entry["id"])
+            counted[re.match(r"[^.]+\.\d+", entry["id"])[0]] += entry["points"]
+        written = dict(re.findall(r"^ +(\d\d[a-z]?\.\d+) \((\d+) points?\)", text, re.M))
+        for part, points in counted.items() if written else ():
+            if written.get(part) != str(points):
+                yield f"solutions/{stem}.py: the docstring must say that {part} has {points} points"
+        if len(one["files"]) == 1 and f"{points_of(one)} points" not in text:
+            yield f"solutions/{stem}.py: the docstring must say {points_of(one)} points in its first line"
+        text = (HERE / stem / tests).read_text()
+        if one["id"] == "04a":  # its checks "b" are all alike
+            text += "".join(f"\ndef test_{number}b_" for number in range(1, 11))
+        tested = {f"{one['id']}.{name}" for name in re.findall(r"\bdef test_(\d+[a-z]?)_", text)}
+        for name in sorted(tested ^ {entry["id"] for entry in one["check"]}):
+            has, lacks = (tests, "exercise.toml") if name in tested else ("exercise.toml", tests)
+            yield f"{stem}: {has} has the check {name}, and {lacks} has not"
+
+
 def main(check):
     """Write what has changed, and say what; or write nothing, and fail if something would change."""
     if not SOLUTIONS.exists():
         sys.exit("error: starters are cut out of the folder solutions, which students do not get")
 
+    if lines := list(forgotten()):
+        sys.exit("\n".join(f"error: {line}" for line in lines))
     written = []
 
     def put(path, text):

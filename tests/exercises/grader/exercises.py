@@ -15,8 +15,19 @@ Entry = dict[str, Any]  # one check in it
 @functools.cache
 def manifest() -> list[Exercise]:
     """All exercises, in order: 03, 03a, 03b, 04. What is worth how much stands there and nowhere else."""
-    paths = HERE.glob("*/exercise.toml")
-    found = [tomllib.loads(path.read_text()) | {"stem": path.parent.name} for path in paths]
+    found = []
+    for path in HERE.glob("*/exercise.toml"):
+        try:
+            one = tomllib.loads(path.read_text()) | {"stem": path.parent.name}
+        except tomllib.TOMLDecodeError as error:
+            raise SystemExit(f"error: {path.relative_to(HERE)}: {error}") from None
+        for entry in one["check"]:
+            if lacking := {"id", "title", "points", "hints"} - set(entry):
+                name = entry.get("id", "a check without an id")
+                raise SystemExit(
+                    f"error: {path.relative_to(HERE)}: {name} lacks {', '.join(sorted(lacking))}"
+                )
+        found.append(one)
     return sorted(found, key=lambda one: one["id"])
 
 

@@ -62,6 +62,7 @@ def pytest_configure(config):
         raise pytest.UsageError("this Python has no torch: run make check, or activate .venv first")
     only = config.getoption("--only")
     try:
+        exercises.manifest()  # refuses a file that cannot be read
         state.wanted = exercises.wanted(only) if only else None
     except SystemExit as error:
         raise pytest.UsageError(str(error).removeprefix("error: ")) from None
@@ -97,7 +98,11 @@ def pytest_collection_modifyitems(config, items):
         one = exercises.exercise(item.path.parent.name.partition("_")[0])
         identity = f"{one['id']}.{NAME.match(item.name)[1]}"
         item.exercise = one
-        item.entry = next(entry for entry in one["check"] if entry["id"] == identity)
+        item.entry = next((entry for entry in one["check"] if entry["id"] == identity), None)
+        if item.entry is None:
+            raise pytest.UsageError(
+                f"{item.name} is a case of {identity}: {one['stem']}/exercise.toml lacks it"
+            )
         for entry in one["check"]:
             order.setdefault(entry["id"], (len(order), entry))
     needed, todo = set(), list(order if state.wanted is None else state.wanted)
