@@ -63,7 +63,8 @@ def tricks(text):
 def test_few_lines_are_long(name):
     lines = SOURCES[name].read_text().splitlines()
     long = [number for number, line in enumerate(lines, 1) if len(line) >= LONG]
-    assert len(long) <= SHARE * len(lines), f"lines with {LONG} characters or more: {long}"
+    words = f"lines with {LONG} characters or more, of which at most {SHARE:.0%} are allowed: {long}"
+    assert len(long) <= SHARE * len(lines), words
 
 
 @pytest.mark.parametrize("stem", lessons.STEMS[1:])

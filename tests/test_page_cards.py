@@ -276,6 +276,7 @@ def test_the_lines_of_a_card_do_in_another_script_what_they_should(paste, number
     """They run where the card says, in a script that has nothing of ours."""
     if number == "14":
         pytest.importorskip("optuna", reason="needs lessons/parts/tuning.txt: make tools installs it")
+    assert number in PASTED, "PASTED needs a row for the card of this lesson"
     processes, before, after = PASTED[number]
     if number == "05":  # killed in its third epoch, and then started again
         paste(number, processes, before, after, status=1)
