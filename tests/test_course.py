@@ -122,6 +122,10 @@ def test_the_item_analysis_knows_who_tried_a_check_and_which_check_tells_good_st
     assert "3 times, for example: a wrong number" in found["03.1a"][-1]
     telling = [pages.discrimination(records[:6], exercise("03"), f"03.{name}") for name in ("1a", "1b", "2a")]
     assert float(telling[0]) > 0.8 and float(telling[1]) < -0.8 and telling[2] == ""
+    # Of too few, nothing is said; and a check's own points are not among those that it is compared with.
+    alone = [a_record(str(place), lambda e, p=place: p * (e["id"] == "03.2a")) for place in range(6)]
+    for some, name in ((records[:4], "03.1a"), (alone, "03.2a")):
+        assert pages.discrimination(some, exercise("03"), name) == ""
 
 
 # ---- what is refused --------------------------------------------------------------------------

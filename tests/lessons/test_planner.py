@@ -416,6 +416,7 @@ def test_the_command_sweeps(tmp_path):
     assert lines[0].split()[:3] == ["GPUs", "GB", "each"]
     assert [line.split()[0] for line in lines[1:15]] == [f"{2**power:,}" for power in range(14)]
     assert [line.split()[2] for line in lines[1:5]] == ["no", "no", "yes", "yes"]
+    assert max(float(line.split()[4].rstrip("%")) for line in lines[1:15]) == 100, "of linear"
     assert "\nNo further: a step of 16,777,216 tokens has 8,192 texts" in result.stdout
     assert lines[-1] == f"The curve: {tmp_path / 'a/b/planner.png'}"
     assert (tmp_path / "a/b/planner.png").read_bytes().startswith(b"\x89PNG")
