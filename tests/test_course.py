@@ -229,6 +229,14 @@ def test_a_correction_by_hand_is_in_every_list_and_survives_a_regrade(tmp_path):
         assert "comment on 03: see me" in (tmp_path / "ben" / "results.json").read_text()
 
 
+def test_a_machine_that_fails_leaves_no_result_of_before(tmp_path):
+    """Gradescope would show it as today's."""
+    record = a_record("ada")
+    written([record], course.Course(), tmp_path)
+    pages.write_student(record, tmp_path / "ada", broken=True)
+    assert {path.name for path in (tmp_path / "ada").iterdir()} == {"report.html"}
+
+
 # ---- Canvas and Moodle ------------------------------------------------------------------------
 
 # The gradebook as Canvas exports it, with its line of points.
