@@ -269,6 +269,18 @@ def start_pods(network, image, disk):
     return pods[::-1]
 
 
+def wait_until_it_listens(command, port, limit=60):
+    """Wait until a process of this command waits for others at a port of its host."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        for pid in command.alive(r"/torchrun "):
+            for name in ("tcp", "tcp6"):
+                if re.search(rf":{port:04X} \S+ 0A ", Path(f"/proc/{pid}/net/{name}").read_text()):
+                    return
+        time.sleep(0.1)
+    pytest.fail(f"nobody listens at port {port} of {command.name}. It wrote:\n{command.output()}")
+
+
 @pytest.mark.night
 @needs_tools
 def test_kubernetes_pods_train_are_told_to_stop_and_go_on(network, image, tmp_path, reference):
@@ -277,7 +289,8 @@ def test_kubernetes_pods_train_are_told_to_stop_and_go_on(network, image, tmp_pa
     with open(known, "a") as file:  # what Kubernetes tells a pod of itself
         file.write("10.0.0.1 rungs-0\n10.0.0.2 rungs-1\n")
     pods = start_pods(network, image, disk)
-    time.sleep(8)  # and what it tells DNS, which takes it a while
+    wait_until_it_listens(pods[0], 29400)
+    time.sleep(1)  # and what it tells DNS, which takes it a while
     with open(known, "a") as file:
         file.write("10.0.0.1 rungs-0.rungs\n10.0.0.2 rungs-1.rungs\n")
     pods[0].wait_for("epoch  1 |", 120)
