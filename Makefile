@@ -19,11 +19,10 @@ help: # the targets, in groups
 setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requirements.txt (the other targets do it too)
 	@true
 
+# An environment that was made by hand is kept, if its Python is one that requirements.txt is for.
 .venv/ready: requirements.txt
-	@command -v python3 >/dev/null || { echo "error: there is no python3 here: install Python 3.11 to 3.13" >&2; exit 1; }
-	@python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-		|| { echo "error: python3 is $$(python3 -V 2>&1): Python 3.11 to 3.13 is needed" >&2; exit 1; }
-	python3 -m venv .venv
+	@sh tools/python.sh
+	@.venv/bin/python -m pip --version >/dev/null 2>&1 || python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
