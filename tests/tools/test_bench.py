@@ -10,7 +10,7 @@ import pytest
 
 from tools.lessons import ROOT
 from tools.makers import machine, result_files
-from tools.makers.bench import bench, compare, numbers, pictures, report, rows, scaling
+from tools.makers.bench import bench, compare, medians, pictures, report, rows, scaling
 
 NAMED = report.named_file()
 
@@ -112,8 +112,8 @@ def test_what_was_not_measured_is_left_out():
 
 
 def test_ratios_follow_from_what_is_printed_and_an_outlier_has_a_star():
-    assert numbers.ratio([1, 2, 30], [4, 4, 1]) == 0.5
-    assert numbers.spread([1, 2, 3]) == "1 to 3" and numbers.spread([1, 2, 5]) == "1 to 5 *"
+    assert medians.ratio([1, 2, 30], [4, 4, 1]) == 0.5
+    assert medians.spread([1, 2, 3]) == "1 to 3" and medians.spread([1, 2, 5]) == "1 to 5 *"
     about, found = report.read(NAMED)
     assert "One repeat of this row took" in report.text(about, found, NAMED)
     assert "One repeat of this row took" not in report.text(about, {"scaling": found["scaling"]}, NAMED)

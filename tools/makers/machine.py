@@ -45,7 +45,7 @@ def git(*words):
 
 
 def commit():
-    """The commit of the programs, with a plus if some of them have changed since; empty outside a repository."""
+    """The commit of the programs, with a plus if some have changed since; empty outside a repository."""
     found = git("rev-parse", "--short=8", "HEAD")
     # Results, pages and pictures are not programs.
     others = (":!*.json", ":!*.jsonl", ":!*.md", ":!*.svg")

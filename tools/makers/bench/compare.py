@@ -1,9 +1,9 @@
-"""Your machine beside the machine of the page: a table, and sentences about what may explain the difference."""
+"""Your machine beside the machine of the page: a table, and what may explain the difference."""
 
 import statistics
 
 from tools.makers.bench import report
-from tools.makers.bench.numbers import middle, ratio, spread, sums, table
+from tools.makers.bench.medians import middle, ratio, spread, sums, table
 
 LARGEST = str(64 * report.MIB)
 

@@ -1,9 +1,9 @@
 """Does it pay to have more processes? `make scaling` measures and prints this section of the bench.
 
 It trains lesson 04 on 1, 2 and 4 processes, with the lessons' model and with a wide one: once with one batch
-for all processes (strong scaling), and once with a batch for each process (weak scaling). Each run is compared
-with as many independent processes, which train at the same time and never communicate: the most that the
-machine can do.
+for all processes (strong scaling), and once with a batch for each process (weak scaling). Each run is
+compared with as many independent processes, which train at the same time and never communicate: the most that
+the machine can do.
 """
 
 import statistics
