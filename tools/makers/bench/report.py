@@ -53,6 +53,7 @@ def one_process(about, rows):
         "bf16_than_01": ratio(speed["lesson 07 in bf16"], speed["lesson 01"]),
         "large": speed["a large one, 1"],
         "large_bf16": speed["a large one in bf16"],
+        "large_faster": ratio(speed["a large one in bf16"], speed["a large one, 1"]),
     }
 
 
