@@ -18,18 +18,21 @@ begins with. Sybil finds the comments and the lines before them.
 """
 
 import re
+import shlex
 import sys
 import textwrap
 from dataclasses import dataclass
 
+import mistune
 import pytest
 import sybil
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCodeBlockLexer
 
-from tools import launcher, lessons
+from tools import diffs, launcher, lessons
+from tools.site import deck, sources
 
 ROOT = launcher.ROOT
-FOLDERS = ("lessons/pages", "lessons/launch")
+PATHS = [*sorted((ROOT / "lessons/pages").glob("*.md")), *sorted((ROOT / "lessons/launch").glob("*.md"))]
 PLACE = re.compile(r'(?m)^(?P<indent> *)# the (?P<old>old )?lines( (?P<part>before|from) "(?P<mark>.+)")?$')
 BEFORE = f"""\
 import sys
@@ -130,9 +133,8 @@ def run(example):
 def all_examples():
     parser = sybil.Sybil(parsers=[Tries()], pattern="*.md")
     examples = []
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).glob("*.md")):
-            examples += parser.parse(path).examples()
+    for path in PATHS:
+        examples += parser.parse(path).examples()
     return examples
 
 
@@ -154,8 +156,43 @@ def test_the_lines_of_a_page_work_in_other_peoples_scripts(example, forked, tmp_
     example.evaluate()
 
 
+@pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
+def test_nobody_sees_the_scripts(path):
+    """They are in comments of HTML: on GitHub, which shows Markdown by the same rules, and on our site."""
+    shown = mistune.create_markdown(escape=False, plugins=["table"])(path.read_text())
+    shown = re.sub(r"(?s)<!--.*?-->", "", shown)
+    on_the_site = sources.COMMENT.sub("", path.read_text())
+    for text in (shown, on_the_site):
+        assert "# the lines" not in text and "connect()" not in text
+
+
+def test_all_lines_that_a_page_offers_are_tried():
+    """Each block of Python or of a diff has one, except the diffs of lessons, which `make diffs` writes."""
+    untried = []
+    tried = {(example.parsed.page, example.parsed.lines) for example in EXAMPLES}
+    for path in PATHS:
+        text = re.sub(r"(?s)<!-- ([^\n]+): written by .*?<!-- end of \1 -->", "", path.read_text())
+        document = sybil.Document(text, str(path))
+        for fence in Tries.fences(document):
+            page, lines = str(path.relative_to(ROOT / "lessons")), fence.lexemes["source"].rstrip("\n")
+            if (page, lines) not in tried and "google.colab" not in lines:
+                untried.append(f"{page}: {lines}")
+    assert not untried
+
+
 @pytest.mark.parametrize("stem", [lesson.stem for lesson in lessons.LESSONS])
-def test_each_card_is_tried_in_three_other_scripts(stem):
-    page = f"pages/{lessons.get(stem).page.name}"
-    tries = [example.parsed for example in EXAMPLES if example.parsed.page == page]
+def test_a_card_comes_first_on_its_page_and_is_tried_in_three_other_scripts(stem):
+    """The command is the lesson's, few ideas are new, and nothing in the lines to copy is ours."""
+    lesson = lessons.get(stem)
+    text = lesson.page.read_text()
+    command, ideas, copied = deck.read(text)
+    assert 5 <= len(copied) <= 28
+    ours = r"\b(workload|arguments|tuning|parts\.)\b"
+    assert not re.search(ours, "\n".join(copied).replace("parts.items", ""))
+    typed, documented = command.replace("\\\n", " "), diffs.command(lesson.path).replace("\\\n", " ")
+    assert shlex.split(typed) == shlex.split(documented)
+    assert 1 <= len(ideas) <= (8 if stem == "03_ddp_spawn" else 3)  # the step from one process to several
+    page = re.sub(r"(?s)<!-- way: .*?<!-- end of way -->\n*", "", text)  # it may come before
+    assert re.match(r"# .+\n\n<!-- card -->\n> \*\*Run it:\*\*", page)
+    tries = [example for example in EXAMPLES if example.parsed.lines == "\n".join(copied)]
     assert len(tries) >= 3

@@ -92,7 +92,9 @@ def whole(tensor):
 def same_weights(model, other):
     """Fail unless two models have the same weights, up to rounding. Every process must call this."""
     for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(whole(one), whole(two), rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            whole(one), whole(two), rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def same_on_all_ranks(model):
@@ -194,7 +196,11 @@ class Attention(nn.Module):
         return hidden.transpose(1, 2)
 
     def forward(self, hidden):
-        query, key, value = self.split(self.query(hidden)), self.split(self.key(hidden)), self.split(self.value(hidden))
+        query, key, value = (
+            self.split(self.query(hidden)),
+            self.split(self.key(hidden)),
+            self.split(self.value(hidden)),
+        )
         attended = self.attend(query, key, value)
         return self.project(attended.transpose(1, 2).flatten(2))
 
