@@ -43,6 +43,8 @@ def train(rank, world_size, device, arguments):
         first = state["epoch"] + 1
         if rank == 0:
             print(f"resumed after epoch {state['epoch']}", flush=True)
+            if first > arguments.epochs:
+                workload.say_nothing_left(arguments.out / f"{arguments.lesson}.*snapshot")
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
@@ -61,7 +63,8 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
+        # DDP's forward may wait for other ranks, so evaluate the model inside.
+        correct = workload.count_correct(model.module, test_loader, device)
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
@@ -72,14 +75,6 @@ def train(rank, world_size, device, arguments):
 
     if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":

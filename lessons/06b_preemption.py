@@ -24,7 +24,7 @@ from parts.snapshot import Snapshots
 @workload.print_first_error
 def train(rank, world_size, device, arguments):
     if not arguments.own_disks:
-        check_shared(arguments.out, rank, device)
+        workload.check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
@@ -35,7 +35,7 @@ def train(rank, world_size, device, arguments):
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     model = nn.parallel.DistributedDataParallel(model)
-    settle(model, train_set.images[:1].to(device))
+    workload.settle(model, train_set.images[:1].to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
@@ -58,6 +58,8 @@ def train(rank, world_size, device, arguments):
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
+            if (first, done) == (arguments.epochs, len(train_loader)):
+                workload.say_nothing_left(arguments.out / f"{arguments.lesson}.*snapshot")
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
@@ -89,7 +91,8 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
+        # DDP's forward may wait for other ranks, so evaluate the model inside.
+        correct = workload.count_correct(model.module, test_loader, device)
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
         if rank == 0:
@@ -100,33 +103,6 @@ def train(rank, world_size, device, arguments):
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     snapshots.close()
     return False
-
-
-def settle(model, images):
-    """Run DDP's first backward pass now: later passes sum in a different order."""
-    model.eval()  # evaluation mode changes neither batch norm nor the random state
-    model(images).sum().backward()
-    model.train()
-    model.zero_grad()
-
-
-def check_shared(folder, rank, device):
-    """A machine that cannot see rank 0's snapshot would start over at epoch 1."""
-    ticket = torch.tensor(time.time_ns(), device=device)
-    file = folder / "ticket"
-    if rank == 0:
-        file.write_text(str(ticket.item()))
-    dist.broadcast(ticket, src=0)
-    if not file.exists() or file.read_text() != str(ticket.item()):
-        workload.refuse(f"--out {folder} is not on a shared disk; 06b has --own-disks")
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":

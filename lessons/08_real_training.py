@@ -28,7 +28,7 @@ from parts.snapshot import Snapshots
 @workload.print_first_error
 def train(rank, world_size, device, arguments):
     if not arguments.own_disks:
-        check_shared(arguments.out, rank, device)
+        workload.check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
     train_set, validation_set = workload.split(train_set, arguments.validation_size)
@@ -47,7 +47,7 @@ def train(rank, world_size, device, arguments):
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
     model.forward_sync_buffers = False  # synchronized batch norm keeps the buffers equal
-    settle(model, train_set.images[:1].to(device))
+    workload.settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))
     lr = arguments.lr * arguments.batch_size / 60  # twice the batch means half the steps, so double the rate
@@ -75,6 +75,8 @@ def train(rank, world_size, device, arguments):
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
+            if (first, done) == (arguments.epochs, len(train_loader)):
+                workload.say_nothing_left(arguments.out / f"{arguments.lesson}.*snapshot")
     board = Board(arguments, rank, first, model.module, optimizer, train_set.images[:1])
 
     for epoch in range(first, arguments.epochs + 1):
@@ -110,7 +112,8 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, validation_loader, device)  # DDP may wait for other ranks
+        # DDP's forward may wait for other ranks, so evaluate the model inside.
+        correct = workload.count_correct(model.module, validation_loader, device)
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
         board.show(epoch, mean_loss, correct.item() / len(validation_set), speed)
@@ -118,42 +121,13 @@ def train(rank, world_size, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
-    correct = count_correct(model.module, test_loader, device)  # once, at the end
+    correct = workload.count_correct(model.module, test_loader, device)  # once, at the end
     dist.all_reduce(correct)
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0:  # all ranks hold the same weights, so only rank 0 saves them
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     snapshots.close()
     return False
-
-
-def settle(model, images):
-    """Run DDP's first backward pass now: later passes sum in a different order."""
-    model.eval()  # evaluation mode changes neither batch norm nor the random state
-    model(images).sum().backward()
-    model.train()
-    model.zero_grad()
-
-
-def check_shared(folder, rank, device):
-    """A machine that cannot see rank 0's snapshot would start over at epoch 1."""
-    ticket = torch.tensor(time.time_ns(), device=device)
-    file = folder / "ticket"
-    if rank == 0:
-        file.write_text(str(ticket.item()))
-    dist.broadcast(ticket, src=0)
-    if not file.exists() or file.read_text() != str(ticket.item()):
-        workload.refuse(f"--out {folder} is not on a shared disk; 06b has --own-disks")
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    model.eval()  # otherwise predictions would depend on the rest of the batch
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    model.train()
-    return correct
 
 
 if __name__ == "__main__":

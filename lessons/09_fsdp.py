@@ -63,7 +63,7 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model, test_loader, device)
+        correct = workload.count_correct(model, test_loader, device)
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
@@ -115,14 +115,6 @@ def report_memory(rank, world_size, model, optimizer):
     dist.all_gather_object(lines, line)
     if rank == 0:
         print(*lines, sep="\n")
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def train(rank, mesh, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / data_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model, test_loader, device)
+        correct = workload.count_correct(model, test_loader, device)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
@@ -126,14 +126,6 @@ def count_collectives(rank, model, images, labels):
 def gather(value):
     value = value.full_tensor() if isinstance(value, DTensor) else value
     return value.detach().cpu()
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":

@@ -24,13 +24,13 @@ launch() {  # launch NODE ARGUMENTS...
     if [ "${#gpus[@]}" -ge $((2 * processes)) ]; then
         export CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${gpus[*]:$1*processes:processes}")
     elif [ "${SHARE_GPU-}" != 1 ]; then
-        export CUDA_VISIBLE_DEVICES=
+        export CUDA_VISIBLE_DEVICES=-1
     else
         # NCCL refuses two processes of one machine on one GPU, so each launcher gets a machine of its own.
         export NCCL_HOSTID="$HOSTNAME-node$1"
     fi
     exec torchrun --nnodes 1:2 --nproc-per-node "$processes" --max-restarts 3 --rdzv-backend c10d \
-        --rdzv-endpoint "localhost:$port" --rdzv-id rungs --rdzv-conf join_timeout=60 \
+        --rdzv-endpoint "localhost:$port" --rdzv-id rungs --rdzv-conf join_timeout=60 --local-addr localhost \
         "$script" "${@:2}"
 }
 

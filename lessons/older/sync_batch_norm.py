@@ -53,7 +53,8 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
+        # DDP's forward may wait for other ranks, so evaluate the model inside.
+        correct = workload.count_correct(model.module, test_loader, device)
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
@@ -70,16 +71,6 @@ def convert(model, device):
         if isinstance(layer, nn.BatchNorm2d):
             model[number] = resnet.SyncBatchNorm(layer.num_features)
     return model
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    model.eval()  # otherwise each prediction would depend on the other images of the batch
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    model.train()
-    return correct
 
 
 if __name__ == "__main__":

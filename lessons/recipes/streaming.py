@@ -152,21 +152,13 @@ def train(rank, world_size, device, arguments):
         dist.all_reduce(totals)
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)
+        correct = workload.count_correct(model.module, test_loader, device)
         dist.all_reduce(correct)
         if rank == 0:
             speed = (totals[1].item() / world_size - done) * arguments.batch_size / seconds
             mean_loss = (totals[0] / totals[1]).item()
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
         done, totals = 0, torch.zeros_like(totals)
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":

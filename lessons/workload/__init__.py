@@ -3,6 +3,11 @@
 Nothing here changes from lesson to lesson. The training code is in the lessons themselves.
 """
 
+import sys
+
+if sys.platform == "win32":
+    sys.exit("error: Windows itself cannot run the lessons: use WSL 2 (lessons/launch/README.md#windows)")
+
 from workload.endings import (
     crash_once,
     end_with_parent,
@@ -12,6 +17,7 @@ from workload.endings import (
     say,
     told_to_stop,
 )
+from workload.evaluation import count_correct
 from workload.images import (
     DATA,
     Images,
@@ -39,6 +45,7 @@ from workload.mesh import make_mesh
 from workload.model import ConvNet, Normalize
 from workload.options import Parser, check, parser, problem_with, require_torchrun, settings
 from workload.report import progress, report
+from workload.resuming import check_shared, say_nothing_left, settle
 
 __all__ = [
     "DATA",
@@ -48,8 +55,10 @@ __all__ = [
     "Parser",
     "add_data",
     "check",
+    "check_shared",
     "cifar10",
     "collate",
+    "count_correct",
     "crash_once",
     "digits",
     "draw_digits",
@@ -73,9 +82,11 @@ __all__ = [
     "require_precision",
     "require_torchrun",
     "say",
+    "say_nothing_left",
     "set_random_state",
     "set_seed",
     "settings",
+    "settle",
     "split",
     "told_to_stop",
 ]
