@@ -32,8 +32,8 @@ SENTENCES = {
         "all processes.",
         "dist.all_reduce(loss_sum)": "Each process knows only the losses of its own images, so the "
         "processes add them up.",
-        "- correct = workload.count_correct(model,": "The processes also add up their correct answers. Only rank 0 "
-        "prints the results.",
+        "- correct = workload.count_correct(model,": "The processes also add up their correct answers. "
+        "Only rank 0 prints the results.",
         "- # Move the model": "Only rank 0 saves, because all processes hold the same weights.",
         "mp.spawn(worker": "The script starts the processes and waits for them. `spawn` passes each "
         "process its rank as the first argument.",
@@ -168,8 +168,8 @@ SENTENCES = {
         "+ with torch.device": "The model is built on `meta`, where it needs no memory, and `shard` "
         "replaces the DDP wrapper. If there is a checkpoint, the newest one is loaded, and the loop starts "
         "after its epoch.",
-        "correct = workload.count_correct": "There is no wrapper to unpack: `fully_shard` has changed the model in "
-        "place.",
+        "correct = workload.count_correct": "There is no wrapper to unpack: `fully_shard` has changed "
+        "the model in place.",
         "checkpoints.save(epoch)": "After each epoch, a thread writes a checkpoint while the next epoch "
         "trains.",
         "+ # Gathering is a collective": "At the end all processes gather the full weights, and rank 0 "
@@ -201,9 +201,9 @@ SENTENCES = {
         "+ if arguments.timeline": "With `--timeline`, the script records which process worked when.",
         "+ def build_stages": "This function splits the model. Each process keeps only its own layers.",
         "+ def make_schedule": "This function chooses the schedule.",
-        "+ def count_correct(schedule": "The evaluation also goes through the pipeline. All micro-batches must "
-        "have the same size, so copies of the first images fill up the last micro-batch. These copies are "
-        "not counted.",
+        "+ def count_correct(schedule": "The evaluation also goes through the pipeline. All "
+        "micro-batches must have the same size, so copies of the first images fill up the last micro-batch. "
+        "These copies are not counted.",
         "+ count = len(test_set)": "Only the last stage gets the model's output and counts correct answers.",
         "--schedule": "The script has options for the schedule and for the number of micro-batches.",
         "- workload.require_torchrun": "The script requires PyTorch 2.13 or newer.",
@@ -301,10 +301,9 @@ SENTENCES = {
         "def average": "The function that counted collectives is gone.",
         "- for name, mode": "The lines that printed these counts are gone too.",
         "+ def average": "The losses are averaged over `data`.",
-        "def count_correct": "The accuracy is the share of characters that the model predicts "
-        "correctly.",
-        "+ workload.end_with_parent()": "The options of this lesson are in `limericks.py`. If `torchrun` itself "
-        "is killed, its processes also end instead of continuing to train.",
+        "def count_correct": "The accuracy is the share of characters that the model predicts correctly.",
+        "+ workload.end_with_parent()": "The options of this lesson are in `limericks.py`. If `torchrun` "
+        "itself is killed, its processes also end instead of continuing to train.",
     },
     "14_tuning": {
         "Lesson 14": "The command. There is no launcher: you start each worker yourself.",
@@ -328,8 +327,8 @@ SENTENCES = {
         "should_prune": "The accuracy is measured on validation images. It goes into the journal, and "
         "Optuna compares it with earlier trials.",
         "+ torch.save(model": "Each trial saves its own weights.",
-        "+ def count_correct(model, test_set": "The same function counts correct answers on validation images "
-        "and on test images.",
+        "+ def count_correct(model, test_set": "The same function counts correct answers on validation "
+        "images and on test images.",
         "tuning.options(parser)": "This lesson has its own options and checks.",
     },
     "15_context_parallel": {

@@ -33,7 +33,7 @@ class Forks:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (more or {"CUDA_VISIBLE_DEVICES": ""}),
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (more or {"CUDA_VISIBLE_DEVICES": "-1"}),
             text=True,
         )
 

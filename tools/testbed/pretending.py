@@ -83,7 +83,7 @@ def environment(gpus, reports, before):
     """What a command needs in addition to `before` to have this many GPUs. Pretended ones write what each
     process has seen into the folder `reports`."""
     if gpus == 0:
-        return {"CUDA_VISIBLE_DEVICES": ""}
+        return {"CUDA_VISIBLE_DEVICES": "-1"}
     if real() >= gpus:
         names = before.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
         return {"CUDA_VISIBLE_DEVICES": ",".join(names.split(",")[:gpus])}

@@ -44,7 +44,7 @@ DeviceIndex gpus() {  // asked anew each time: a fork may have another number th
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (!visible) return there;
   std::string names(visible);
-  return names.empty() ? 0 : std::min<int>(there, 1 + std::count(names.begin(), names.end(), ','));
+  return names.empty() || names[0] == '-' ? 0 : std::min<int>(there, 1 + std::count(names.begin(), names.end(), ','));
 }
 
 PyObject* listener = nullptr;  // called with whatever would make the processor wait for the GPU
