@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import workload
 from tests.helpers.promises import check_files
 from tests.helpers.weights import copy_lessons, curve_of
 from tools import chaos, launcher, lessons
