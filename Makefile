@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all tools newest check lab notebooks starters exercise gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
 
 help: # the targets, in groups
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
@@ -19,11 +19,10 @@ help: # the targets, in groups
 setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requirements.txt (the other targets do it too)
 	@true
 
+# An environment that was made by hand is kept, if its Python is one that requirements.txt is for.
 .venv/ready: requirements.txt
-	@command -v python3 >/dev/null || { echo "error: there is no python3 here: install Python 3.11 to 3.13" >&2; exit 1; }
-	@python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-		|| { echo "error: python3 is $$(python3 -V 2>&1): Python 3.11 to 3.13 is needed" >&2; exit 1; }
-	python3 -m venv .venv
+	@sh tools/python.sh
+	@.venv/bin/python -m pip --version >/dev/null 2>&1 || python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
@@ -46,10 +45,10 @@ gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small versi
 	@$(PYTHON) -m tools.gpu --out $(OUT) $(ARGUMENTS)
 
 bench: setup ## measure throughput and start-up time, beside our machine: tables and out/bench.svg
-	@$(PYTHON) -m tools.bench.bench --out $(OUT) $(ARGUMENTS)
+	@$(PYTHON) -m tools.makers.bench.bench --out $(OUT) $(ARGUMENTS)
 
 scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/scaling.svg
-	@$(PYTHON) -m tools.bench.bench --only scaling --out $(OUT) $(ARGUMENTS)
+	@$(PYTHON) -m tools.makers.bench.bench --only scaling --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
 	@$(PYTHON) -m tools.chaos $(KILLS)
@@ -63,15 +62,11 @@ students: ## write the repository without its answers and history, for students:
 	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS))
 	@echo "$(OUT)/students.zip: unpack it into a new repository, and push that one"
 
-gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip (COURSE=course.toml hides checks)
-	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip $(if $(COURSE),--course $(COURSE))
+gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip
+	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip
 
 selftest: setup ## test the tests of the exercises with solutions and mutants: EX=03 for one
 	@$(PYTHON) tests/exercises/mutants.py $(EX) $(ARGUMENTS)
-
-exercise: setup ## create a small example exercise: ID=14 NAME=toy
-	@$(PYTHON) -m tools.exercise "$(ID)" "$(NAME)"
-	@$(PYTHON) tests/exercises/starters.py
 
 ##@ to maintain
 

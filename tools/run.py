@@ -28,7 +28,7 @@ COLUMNS = ("lesson", "launched by", *NUMBERS, "same curve")
 WHY_SLOWER = """
 Two processes are slower here ({lesson}): lesson 01's one process already computes with {cores} threads, while
 two processes share the cores and wait for each other in every step of this tiny model. DDP pays when a step
-computes more: with a larger model, tools/bench/README.md measured 1.92 times the speed on two processes."""
+computes more: with a larger model, two processes were 1.92 times as fast (tools/makers/bench/README.md)."""
 # What torchrun prints about OMP_NUM_THREADS, and on a Mac about redirects, which no lesson uses.
 UNNEEDED = ("torch/distributed/run.py", "Redirects are currently not supported")
 SILENT_SECONDS = 120

@@ -5,7 +5,7 @@ ROOT=${AUTOGRADER:-/autograder}
 export DEBIAN_FRONTEND=noninteractive
 apt-get -qq update
 apt-get -qq install --no-install-recommends bubblewrap >/dev/null || echo "no bubblewrap: level 2"
-for python in python3.13 python3.12 python3.11; do
+for python in python3.13 python3.12 python3.11 python3.14; do
     if apt-get -qq install --no-install-recommends "$python" "$python-venv" >/dev/null 2>&1; then break; fi
 done
 # In /opt, where other users can read it: submissions run as one that owns nothing.
