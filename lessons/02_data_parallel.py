@@ -4,10 +4,10 @@
 
 You will see lesson 01's losses again. In every step, one process with one thread per GPU does six things.
     scatter    GPU 0 splits the batch into one chunk per GPU
-    replicate  GPU 0 copies the whole model to all other GPUs, again in every step
+    replicate  GPU 0 copies the whole model to all other GPUs, in every step
     forward    each thread runs one copy, but Python's lock (the GIL) lets only one run Python code at a time
     gather     the outputs go back to GPU 0, which computes the loss
-    backward   the gradients of all copies are added up on GPU 0, and the copies are discarded
+    backward   the gradients of all copies are added up on GPU 0, the copies discarded
     step       only GPU 0 updates its model
 GPU 0 does the most work and needs the most memory, and DataParallel cannot use a second machine.
 PyTorch's documentation recommends DDP, the next lesson, even on a single machine.

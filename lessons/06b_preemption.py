@@ -30,7 +30,8 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
+    # A DistributedSampler may repeat some test images.
+    indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
@@ -59,12 +60,13 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
             if (first, done) == (arguments.epochs, len(train_loader)):
-                workload.say_nothing_left(arguments.out / f"{arguments.lesson}.*snapshot")
+                workload.say_nothing_left(arguments.out, arguments.lesson)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
-        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # ranks must draw different numbers
+        # Ranks must draw different numbers.
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
             if step <= done:  # loading a skipped batch may change the random state
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
@@ -116,7 +118,8 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    # RANK counts the processes of all machines, LOCAL_RANK those of this machine.
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     timeout = timedelta(seconds=arguments.time_limit)  # PyTorch waits 30 minutes by default (NCCL: 10)
     dist.init_process_group(backend, timeout=timeout)

@@ -36,7 +36,8 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     augmented = loading.Augmented(train_set, arguments.seed, arguments.data)
     train_loader = loading.make_loader(augmented, size, sampler, arguments.workers, device)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
+    # A DistributedSampler may repeat some test images.
+    indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     indices = range(rank, len(validation_set), world_size)
     validation_loader = DataLoader(validation_set, 500, sampler=indices, collate_fn=workload.collate)
@@ -76,7 +77,7 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
             if (first, done) == (arguments.epochs, len(train_loader)):
-                workload.say_nothing_left(arguments.out / f"{arguments.lesson}.*snapshot")
+                workload.say_nothing_left(arguments.out, arguments.lesson)
     board = Board(arguments, rank, first, model.module, optimizer, train_set.images[:1])
 
     for epoch in range(first, arguments.epochs + 1):
@@ -84,7 +85,8 @@ def train(rank, world_size, device, arguments):
             break  # all processes break in the same epoch, so none waits forever
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
-        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # ranks must draw different numbers
+        # Ranks must draw different numbers.
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
             if step <= done:  # loading a skipped batch may change the random state
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
@@ -142,7 +144,8 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     options.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    # RANK counts the processes of all machines, LOCAL_RANK those of this machine.
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     timeout = timedelta(seconds=arguments.time_limit)  # PyTorch waits 30 minutes by default (NCCL: 10)
     dist.init_process_group(backend, timeout=timeout)

@@ -138,7 +138,8 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % world_size:
         workload.refuse(f"{world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    # RANK counts the processes of all machines, LOCAL_RANK those of this machine.
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     device_id = None if device.type == "cpu" else device  # given a device_id, NCCL starts immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))

@@ -57,7 +57,7 @@ class Checkpoints:
         if dist.get_rank() == 0:
             print(f"resumed after epoch {epoch}", flush=True)
             if epoch == self.settings["epochs"]:
-                workload.say_nothing_left(self.folder / f"{self.lesson}.epoch*")
+                workload.say_nothing_left(self.folder, self.lesson)
         return epoch
 
     def state(self):

@@ -55,7 +55,7 @@ class Snapshots:
         if dist.get_rank() == 0:
             print(f"resumed in epoch {state['epoch']} after step {state['step']}", flush=True)
             if state["epoch"] > self.settings["epochs"]:
-                workload.say_nothing_left(self.folder / f"{self.lesson}.*snapshot")
+                workload.say_nothing_left(self.folder, self.lesson)
         return state["epoch"], state["step"], state["loss_sum"]
 
     def refuse_other_settings(self, path):

@@ -99,13 +99,13 @@ def train(rank, world_size, device, arguments):
     if rank == 0 and not folder.exists():
         write_shards(folder, train_set)
     del train_set
-    dist.barrier()  # otherwise a process could open shards before rank 0 has written them
+    dist.barrier()  # a process could open shards before rank 0 has written them
     lanes = list(range(rank, LANES, world_size))
     stream = Stream(folder, arguments.seed, lanes, arguments.batch_size // LANES)
     options = {"num_workers": arguments.workers}
     if arguments.workers:
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": start_worker}
-    loader = DataLoader(stream, batch_size=None, **options)  # the stream makes the batches itself
+    loader = DataLoader(stream, batch_size=None, **options)  # it makes the batches itself
     indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 

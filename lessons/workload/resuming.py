@@ -27,6 +27,7 @@ def settle(model, images):
     model.zero_grad()
 
 
-def say_nothing_left(snapshots):
+def say_nothing_left(folder, lesson):
     """A finished run that is started again would otherwise end without a word."""
-    say(f"nothing is left to train: to start over, remove {snapshots}")
+    files = folder / f"{lesson}.*"
+    say(f"nothing is left to train: to start over, remove {files}")

@@ -134,7 +134,7 @@ SENTENCES = {
         "loading.Sampler": "Validation images are split off the training images.",
         "+ sampler = loading": "The sampler sends the epoch along with each index, because the augmentation "
         "takes its random numbers from the seed, the epoch and the index.",
-        "+ validation_loader = ": "Each process validates on its shard of the validation images.",
+        "validation_loader = ": "Each process validates on its shard of the validation images.",
         "- model = workload": "The model is a ResNet whose batch norm uses the images of all processes.",
         "+ model.forward_sync_buffers": "DDP need not send rank 0's running statistics, because they are the "
         "same on all processes.",
@@ -206,7 +206,7 @@ SENTENCES = {
         "+ count = len(test_set)": "Only the last stage gets the model's output and counts correct answers.",
         "--schedule": "The script has options for the schedule and for the number of micro-batches.",
         "- workload.require_torchrun": "The script requires PyTorch 2.13 or newer.",
-        "+ device_id = None": "NCCL starts at once.",
+        "device_id = None": "NCCL starts at once.",
     },
     "11_tensor_parallel": {
         "grown from lesson 04": "As in lesson 04, torchrun starts two processes.",
@@ -235,7 +235,7 @@ SENTENCES = {
         "+ def gather": "`full_tensor()` gathers a `DTensor`. It is a collective.",
         "--sequence-parallel": "There is one more option, for sequence parallelism.",
         "+ if HEADS": "The script refuses a number of processes that does not divide the number of heads.",
-        "+ device_id = None": "NCCL starts at once.",
+        "device_id = None": "NCCL starts at once.",
     },
     "12_mesh": {
         "grown from lesson 11": "torchrun now starts four processes.",
