@@ -62,7 +62,7 @@ def test_a_finished_run_repeats_at_most_the_report_of_its_last_epoch(fork, stem,
     assert curve_of(again.out, stem) == curve
     assert [line.partition(" |")[0] for line in again.stdout.splitlines()] == expected
     # Nothing else, for example no warning that the scheduler is stepped before the optimizer.
-    assert again.stderr == f"nothing is left to train: to start over, remove {again.out / stem}.*\n"
+    assert again.stderr == f"nothing is left to train: to start over, remove out/{stem}.*\n"
 
 
 @pytest.mark.parametrize(("stem", "first", "then"), [(EPOCHS, 2, 3), (STEPS, 4, 2), (STEPS, 2, 3)])
