@@ -19,7 +19,7 @@ import pytest
 from tests.helpers import probe_runs
 from tools import launcher, lessons
 from tools.testbed import pretending
-from tools.testbed.forks import Forks
+from tools.testbed.forks import Forks, start_server
 from tools.testbed.processes import alive, wait_for
 from tools.testbed.surroundings import own_torchrun, python_path, short_folder
 
@@ -281,7 +281,7 @@ def run(start):
 
 @pytest.fixture(scope="session")
 def forks():
-    forks = Forks()
+    forks = start_server()
     yield forks
     forks.close()
 
