@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all tools newest check lab notebooks starters exercise gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
 
 help: # the targets, in groups
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
@@ -62,15 +62,11 @@ students: ## write the repository without its answers and history, for students:
 	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS))
 	@echo "$(OUT)/students.zip: unpack it into a new repository, and push that one"
 
-gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip (COURSE=course.toml hides checks)
-	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip $(if $(COURSE),--course $(COURSE))
+gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip
+	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip
 
 selftest: setup ## test the tests of the exercises with solutions and mutants: EX=03 for one
 	@$(PYTHON) tests/exercises/mutants.py $(EX) $(ARGUMENTS)
-
-exercise: setup ## create a small example exercise: ID=14 NAME=toy
-	@$(PYTHON) -m tools.exercise "$(ID)" "$(NAME)"
-	@$(PYTHON) tests/exercises/starters.py
 
 ##@ to maintain
 

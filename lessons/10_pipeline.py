@@ -138,7 +138,7 @@ if __name__ == "__main__":
     check(arguments)
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
-    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL connects immediately
+    device_id = None if device.type == "cpu" else device  # given a device_id, NCCL starts immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

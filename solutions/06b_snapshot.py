@@ -61,7 +61,7 @@ def save(folder, step, job, state):
     buffer = io.BytesIO()
     torch.save({"step": step, "job": job, "state": state}, buffer)
     with open(temporary, "wb") as file:
-        file.write(buffer.getvalue() + zlib.crc32(buffer.getbuffer()).to_bytes(4))
+        file.write(buffer.getvalue() + zlib.crc32(buffer.getbuffer()).to_bytes(4, "big"))
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -85,7 +85,7 @@ def load(folder, job):
     for path in sorted(Path(folder).glob(SNAPSHOTS), reverse=True):
         try:
             data = path.read_bytes()
-            if zlib.crc32(data[:-4]).to_bytes(4) != data[-4:]:
+            if zlib.crc32(data[:-4]).to_bytes(4, "big") != data[-4:]:
                 raise ValueError("damaged, or no snapshot")
             found = torch.load(io.BytesIO(data[:-4]), weights_only=True)
             if found["job"] != job:

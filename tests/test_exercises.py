@@ -62,13 +62,11 @@ def test_the_manifest_is_in_order():
         fields = ["id", "stem", "title", "files", "forbidden", "floor", "limits", "seconds", "check"]
         assert set(one) <= set(fields) and one["id"] == one["stem"].partition("_")[0]
         for entry in one["check"]:
-            assert set(entry) <= {"id", "title", "points", "needs", "hints", "when", "visibility", "files"}
+            assert set(entry) <= {"id", "title", "points", "needs", "hints", "when", "files"}
             assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
             assert entry["points"] > 0
             for pattern, *more in entry.get("when", []):
                 assert re.compile(pattern) and len(more) in (1, 3) and {*map(type, more)} == {str}
-            seen_by = ("visible", "hidden", "after_due_date", "after_published")
-            assert entry.get("visibility", "visible") in seen_by
             seen.add(entry["id"])
 
 
@@ -182,3 +180,34 @@ def test_memory_is_looked_at_when_no_other_thread_has_work():
     threading.Thread(target=work).start()
     runpy.run_path(str(HERE / "sandbox/give_back.py"))["free_memory"]()
     assert ended.is_set()
+
+
+@pytest.mark.long
+def test_an_author_begins_with_a_copy_of_an_exercise_that_is_graded_at_once(tmp_path):
+    """As tests/exercises/README.md says it. Numbers that were forged to be none get no points."""
+    for name in ("tests/exercises", "solutions", "lessons/exercises"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tests/README.md", tmp_path / "tests")
+    shutil.copy(ROOT / "requirements.txt", tmp_path)
+    folder = tmp_path / "tests/exercises/98_toy"
+    shutil.copytree(HERE / "recipes/98_toy", folder)
+    solution = shutil.move(folder / "98_toy.py", tmp_path / "solutions")
+
+    def call(*words):
+        run = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+        return run.returncode, run.stdout + run.stderr
+
+    code, text = call("tests/exercises/starters.py")
+    assert code == 0 and "lessons/exercises/98_toy.py" in text, text
+    code, text = call("tests/exercises/mutants.py", "98", "--jobs", "1")
+    lines = [line.split()[:3] for line in text.splitlines() if line.startswith("ok ")]
+    assert code == 0 and lines == [
+        ["ok", "98", kind] for kind in ("solution", "starter", "other", "mutant")
+    ], text
+    assert "98.1a failed: the sum of call 1 on rank 0: " in text, text
+    assert "not finished: 98 has 1 mutants of at least 8, no try_98 in " in text, text
+    with open(solution, "a") as file:
+        file.write("import sys\nsys.modules['the_check'].totals = lambda *words: []\n")
+    check = ("-m", "pytest", "tests/exercises/98_toy", "--submission=solutions", "-q")
+    code, text = call(*check, "--confcutdir", "tests/exercises", "-p", "no:cacheprovider")
+    assert code == 1 and "0 of 2 points" in text, text

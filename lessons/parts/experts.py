@@ -88,7 +88,10 @@ class Experts(nn.Module):
         return rows.unflatten(0, (self.per_token, -1)).sum(dim=0).view_as(x)
 
     def weigh(self, counts, chances):
-        """Compute each expert's load, and a loss that is smallest for equal loads."""
+        """Compute each expert's load, and a loss that is 1 if all loads are equal.
+
+        The loss is larger than 1 if the experts with the highest loads also have the highest mean chances.
+        """
         # Add up over all processes: total loads may be even where local loads are not.
         self.load = counts.sum(dim=0).to(chances.dtype) / counts.sum()
         balance = self.count * (self.load * chances.mean(dim=0)).sum()

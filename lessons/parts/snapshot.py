@@ -1,4 +1,4 @@
-"""Lesson 06b's snapshots. This file needs only PyTorch, so you can copy it and use it in your own script:
+"""Lesson 06b's snapshots. This file needs only PyTorch and Linux or macOS, so you can copy it:
 
     snapshots = Snapshots("out", "my_run", {"lr": 0.1})  # after init_process_group
     state = snapshots.find_newest()                      # None if there is no snapshot yet
@@ -258,13 +258,13 @@ def seal(state):
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
-    return content + zlib.crc32(content).to_bytes(4)
+    return content + zlib.crc32(content).to_bytes(4, "big")
 
 
 def unseal(data):
     """Return the state in these bytes, or None if they are damaged or are not a snapshot."""
     content, checksum = data[:-4], data[-4:]
-    if zlib.crc32(content).to_bytes(4) != checksum:
+    if zlib.crc32(content).to_bytes(4, "big") != checksum:
         return None
     try:
         # Without weights_only, loading a file could run code from it.

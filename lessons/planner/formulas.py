@@ -37,7 +37,8 @@ def memory_parts(params: float, data_parallel: int, stage: int) -> dict[str, flo
 
     ZeRO stage 1 shards these 12 over the ranks, stage 2 also the gradients, stage 3 also
     the parameters (Rajbhandari 2020, section 5). Stage 0 is DDP with
-    gradient_as_bucket_view=True: without it, buckets take another 2.
+    gradient_as_bucket_view=True: without it, buckets take another 2. With torch.autocast,
+    a parameter takes 4 (and up to 2 for a 16-bit copy), its gradient 4 and its moments 8.
     """
     pick(stage, range(4), "the stage")
     return {

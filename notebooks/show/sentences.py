@@ -187,8 +187,7 @@ SENTENCES = {
         "+ def report_memory": "`report_memory` adds up the bytes that this process holds (`to_local`).",
         "+ line = (": "Rank 0 prints the lines of all ranks.",
         "--precision": "You can try these options. The notebook explains what they do.",
-        "device_id": "NCCL connects all processes at the start, and no process waits longer than two "
-        "minutes.",
+        "device_id": "NCCL starts at once, and no process waits longer than two minutes.",
     },
     "10_pipeline": {
         "grown from lesson 04": "As in lesson 04, torchrun starts two processes.",
@@ -213,7 +212,7 @@ SENTENCES = {
         "+ count = len(test_set)": "Only the last stage gets the model's output and counts correct answers.",
         "--schedule": "The script has options for the schedule and for the number of micro-batches.",
         "- workload.require_torchrun": "The script requires PyTorch 2.13 or newer.",
-        "+ device_id = None": "NCCL connects all processes at the start, because stages send to one another.",
+        "+ device_id = None": "NCCL starts at once.",
     },
     "11_tensor_parallel": {
         "grown from lesson 04": "As in lesson 04, torchrun starts two processes.",
@@ -242,7 +241,7 @@ SENTENCES = {
         "+ def gather": "`full_tensor()` gathers a `DTensor`. It is a collective.",
         "--sequence-parallel": "There is one more option, for sequence parallelism.",
         "+ if HEADS": "The script refuses a number of processes that does not divide the number of heads.",
-        "+ device_id = None": "NCCL connects all processes at the start.",
+        "+ device_id = None": "NCCL starts at once.",
     },
     "12_mesh": {
         "grown from lesson 11": "torchrun now starts four processes.",

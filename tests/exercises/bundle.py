@@ -1,11 +1,9 @@
 """Build the zip file for a Gradescope autograder: `make gradescope`. It contains no solutions."""
 
 import argparse
-import json
 import zipfile
 from pathlib import Path
 
-from course import Course
 from grader.exercises import manifest
 from grader.settings import HERE, ROOT
 
@@ -32,13 +30,7 @@ def requirements():
     return "\n".join([line for line in lines if line.startswith(("torch==", "pytest=="))] + ["numpy", ""])
 
 
-def hidden(course):
-    """Of a course.toml only what Gradescope is to hide. Deadlines are set there, and no roster leaves."""
-    hints = json.dumps(course.get("hints", "visible"))
-    return f"hidden = {json.dumps(sorted(course.hidden))}\nhints = {hints}\n"
-
-
-def build(path, course=None):
+def build(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, file in contents().items():
@@ -47,13 +39,11 @@ def build(path, course=None):
             entry.compress_type = zipfile.ZIP_DEFLATED
             bundle.writestr(entry, file.read_bytes())
         bundle.writestr("grader/requirements.txt", requirements())
-        bundle.writestr("grader/course.toml", hidden(course or Course()))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/gradescope.zip"), help="where to write it")
-    parser.add_argument("--course", type=Path, help="a course.toml: hide what it hides")
     arguments = parser.parse_args()
-    build(arguments.out, Course(arguments.course))
+    build(arguments.out)
     print(f"{arguments.out}: upload this file as the autograder of a programming assignment")

@@ -4,8 +4,7 @@
 
 SUBMISSIONS contains one folder, zip or tar file per student. Expect a progress bar. Afterwards, `grades` has
 results.json (in Gradescope's format) and report.html for each student, and grades.csv, nbgrader.csv and
-items.html for the class; with --course and a roster, also canvas.csv and moodle.csv. After an interruption,
-run the same command again: finished grades are kept.
+items.html for the class. After an interruption, run the same command again: finished grades are kept.
 
     python tests/exercises/grade.py --one FOLDER --out DIR    grade one submission, for an autograder
     python tests/exercises/grade.py --doctor                  show how well this machine contains submissions
@@ -30,7 +29,7 @@ from concurrent.futures import BrokenExecutor, as_completed
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from course import Course, refuse
+import corrections
 from grader import batch, ranks, walls
 from grader.exercises import exercise, manifest
 from grader.results import Result
@@ -44,7 +43,11 @@ LARGEST_ARCHIVE = 50 << 20
 # What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
 ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
 SHARED = ("learning.py", "optimizers.py")  # what tests of exercises import
-OURS = ("grades.csv", "nbgrader.csv", "canvas.csv", "moodle.csv", "items.html", "seed.txt")
+OURS = ("grades.csv", "nbgrader.csv", "items.html", "seed.txt")
+
+
+def refuse(words):
+    raise SystemExit(f"error: {words}")
 
 
 # ---- submissions ------------------------------------------------------------------------------
@@ -209,6 +212,15 @@ def untouched_of(one, files):
     return [entry["id"] for entry in one["check"] if own.isdisjoint(entry.get("files", one["files"]))]
 
 
+def why_broken(results, broken):
+    """Which check this machine could not run, and why: for the first exercise that is not graded."""
+    for name in broken:
+        for result in results[name]:
+            if result["status"] == "infrastructure":
+                return f"{result['id']}: {result['came']}"
+    return ""
+
+
 def grade_into(student, path, out, exercises, seed):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
     folder, own_seed = out / student, hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
@@ -231,7 +243,7 @@ def grade_into(student, path, out, exercises, seed):
         "seed": own_seed,
         "containment": walls.containment(level),
         "infrastructure": bool(broken),
-        "trouble": trouble,
+        "trouble": trouble or why_broken(results, broken),
         "absent": sorted(absent),
         "untouched": sorted(untouched),
         "kept": not todo,
@@ -288,13 +300,13 @@ def grade_class(arguments, exercises):
     if level < 3 and not arguments.force:
         why = walls.machine()["why"].get(3, "level 3 is available here")
         refuse(f"level {level} is not enough for a class ({why}). --force overrides this")
-    beside = folder.resolve().parent / "course.toml"
-    course = Course(arguments.course or (beside if beside.exists() else None))
-    course.refuse_strangers(found)
+    beside = folder.resolve().parent / "corrections.csv"
+    by_hand = arguments.corrections or (beside if beside.exists() else None)
+    rows = corrections.read(by_hand, found)
     out.mkdir(parents=True, exist_ok=True)
     arguments.seed = seed_in(out, arguments.seed)
-    if course.path:
-        print(f"course: {course.path}")
+    if by_hand:
+        print(f"corrections by hand: {by_hand}")
     count = so_many(len(found), "submission")
     print(f"{count}, {walls.containment(level)}, seed {arguments.seed}")
     records, began = {}, time.monotonic()
@@ -305,36 +317,21 @@ def grade_class(arguments, exercises):
             grade_in_pool({student: found[student]}, records, level, arguments, exercises, bar)
     failures = {student: failed_record(student, "the grader's process was killed twice") for student in found}
     records = [(failures | records)[student] for student in found]
-    said = pages.write_class(records, out, arguments.seed, course)
+    pages.write_class(records, out, arguments.seed, rows)
     failed = [record for record in records if record["infrastructure"]]
     seconds = time.monotonic() - began
     kept = sum(bool(record.get("kept")) for record in records)
     print(f"{len(records) - len(failed) - kept} graded, {kept} kept from an earlier run, {seconds:.0f} s")
-    print("\n".join([f"see {out / 'grades.csv'} and {out / 'items.html'}", *said]))
+    print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
     for record in records:
         if record["trouble"] and not record["infrastructure"]:
             print(f"unreadable, so no points: {record['trouble']}")
     if ignored:
         print(f"ignored, because it is not a folder, zip or tar file: {', '.join(ignored)}")
     for record in failed:
-        print(f"not graded, because this machine failed: {record['student']} {record['trouble']}".rstrip())
+        print(f"not graded, because this machine failed: {record['student']}: {record['trouble']}")
     if failed:
         refuse(f"{len(failed)} not graded: run the same command again")
-
-
-def collect_class(arguments, exercises):
-    found, _ = students(arguments.submissions)
-    for student, path in found.items():
-        files, trouble = opened(path, exercises)
-        if trouble:
-            print(f"unreadable: {trouble}")
-        for one in exercises:
-            for name in set(one["files"]) & files.keys():
-                copy_to(arguments.collect / one["id"] / "submissions" / student / name, files[name])
-    for one in exercises:
-        for name in one["files"]:
-            copy_to(arguments.collect / one["id"] / "starter" / name, (STARTERS / name).read_bytes())
-    print(f"{len(found)} submissions, by exercise, in {arguments.collect}")
 
 
 def copy_to(path, data):
@@ -370,7 +367,7 @@ def grade_one(arguments, exercises):
     }
     print(record["containment"])
     statuses = {result["status"] for result in pages.every(record)}
-    pages.write_student(Course(arguments.course).applied(record), arguments.out, "infrastructure" in statuses)
+    pages.write_student(record, arguments.out, "infrastructure" in statuses)
     if "infrastructure" in statuses:
         refuse("this machine failed, so there is no grade (see report.html)")
     # Gradescope takes any other status for a failure of the autograder itself.
@@ -411,9 +408,8 @@ def main():
     option("--only", default="", help="exercises to grade, such as 03,03a (default: all)")
     option("--force", action="store_true", help="grade even if submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
-    beside = "SUBMISSIONS/../course.toml"
-    option("--course", type=Path, help=f"deadlines, weights, corrections (default: {beside})")
-    option("--collect", type=Path, help="grade nothing, but copy each exercise's files here, to compare them")
+    beside = "SUBMISSIONS/../corrections.csv"
+    option("--corrections", type=Path, help=f"points and comments by hand (default: {beside})")
     option("--one", type=Path, help="grade one submission into --out")
     option("--strict", action="store_true", help="with --one: end with status 1 unless all checks pass")
     option("--doctor", action="store_true", help="show how well this machine can contain submissions")
@@ -430,8 +426,6 @@ def main():
         doctor()
     elif arguments.one:
         grade_one(arguments, exercises)
-    elif arguments.submissions and arguments.collect:
-        collect_class(arguments, exercises)
     elif arguments.submissions:
         grade_class(arguments, exercises)
     else:

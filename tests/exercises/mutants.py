@@ -23,7 +23,7 @@ from grader.exercises import exercise, manifest, points_of
 from grader.settings import HERE, SOLUTIONS, STARTERS
 from grader.wording import number
 
-MUTANTS, OTHERS = 8, 2  # what a finished exercise has at least
+MUTANTS, OTHERS = 8, 1  # what a finished exercise has at least
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def verdict(case, seed):
 
 
 def unfinished(one):
-    """What a finished exercise has and this one has not, in words. A new one (`make exercise`) falls short of
-    all of it, and is graded all the same."""
+    """What a finished exercise has and this one has not, in words. A new one falls short of all of it, and
+    is graded all the same."""
     rows = cases(one)
     kinds, killers = Counter(case.kind for case in rows), {case.killed_by for case in rows}
     words = [

@@ -1,13 +1,13 @@
 """What a graded submission looks like: for Gradescope, as a page, and the tables and the item analysis of a
 class. All that a student wrote is escaped before it gets into a page."""
 
+import csv
 import html
 import json
 import re
 from collections import Counter
-from statistics import correlation
 
-from course import write, write_lists
+import corrections
 from grader import wording
 from grader.exercises import exercise, manifest, points_of
 from grader.results import Result
@@ -18,9 +18,9 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; width: 100%; margin: 1em 0 2em }
 th, td { text-align: left; vertical-align: top; padding: .35em .6em; border-bottom: 1px solid var(--line) }
-td:last-child { overflow-wrap: anywhere }
-th, td:first-child, .not-reached { white-space: nowrap }
-.matrix { max-width: 90em } .matrix td:nth-child(2) { white-space: nowrap }
+th, td:first-child, td:last-child { white-space: nowrap }
+.matrix { max-width: 90em }
+.matrix td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 20em }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 .passed { color: var(--good) } .failed, .error, .timeout { color: var(--bad) }
 .not-reached, .infrastructure, .dim { color: var(--dim) }
@@ -55,8 +55,20 @@ def every(record):
 
 
 def points(results):
-    """The points that a student may see now: a sum with a hidden check in it would tell its result."""
-    return sum(result["score"] for result in results if result["visibility"] == "visible")
+    return wording.number(sum(result["score"] for result in results))
+
+
+def is_broken(results):
+    """Whether the machine has failed: then there are no points, and no zero."""
+    return any(result["status"] == "infrastructure" for result in results)
+
+
+def earned(results):
+    """`9 of 12 points`"""
+    if is_broken(results):
+        return "not graded, because this machine failed"
+    most = wording.number(sum(result["points"] for result in results))
+    return f"{points(results)} of {most} points"
 
 
 def comments(record, name):
@@ -68,36 +80,38 @@ def commented(record, name):
 
 
 def report(record):
-    student, results = record["student"], every(record)
-    most = wording.number(sum(result["points"] for result in results))
-    hidden = ", ".join(result["id"] for result in results if result["visibility"] != "visible")
+    student = html.escape(record["student"])
     parts = [
-        f"<h1>{html.escape(student)}: {wording.number(points(results))} of {most} points</h1>",
+        f"<h1>{student}: {earned(every(record))}</h1>",
         f"<p class=dim>{html.escape(terms(record))}</p>",
-        f"<p class=failed>{html.escape(record['trouble'])}</p>" * bool(record["trouble"]),
-        f"<p>Hidden for now, and in no sum on this page: {hidden}.</p>" * bool(hidden),
-        commented(record, ""),
     ]
-    return page(f"{student}: exercises", parts + [of_exercise(record, name) for name in record["exercises"]])
+    if record["trouble"]:
+        parts.append(f"<p class=failed>{html.escape(record['trouble'])}</p>")
+    parts.append(commented(record, ""))
+    for identity in record["exercises"]:
+        parts.append(of_exercise(record, identity))
+    return page(f"{record['student']}: exercises", parts)
 
 
 def of_exercise(record, identity):
     """The part of a student's page about one exercise."""
-    one, results, lines = exercise(identity), record["exercises"][identity], []
+    results, lines = record["exercises"][identity], []
     for result in results:
-        status, score = result["status"], wording.number(result["score"])
+        status = result["status"]
+        score = wording.number(result["score"])
         if result["corrected_from"] is not None:
-            status, score = "corrected", f"{score} (was {wording.number(result['corrected_from'])})"
+            status = "corrected"
+            score = f"{score} (was {wording.number(result['corrected_from'])})"
+        elif status == "infrastructure":
+            score = "?"
         words = html.escape(result["title"])
-        if result["visibility"] == "visible":
-            why = "\n".join(said(result)[1:])
-            words += f"<pre>{html.escape(why)}</pre>" * bool(why) + commented(record, result["id"])
-        else:
-            status, score = "hidden", "?"
+        why = "\n".join(said(result)[1:])
+        if why:
+            words += f"<pre>{html.escape(why)}</pre>"
+        words += commented(record, result["id"])
         mark = f'<span class="{status.replace(" ", "-")}">{status}</span>'
         lines.append((result["id"], words, f"{score} of {wording.number(result['points'])}", mark))
-    earned = f"{wording.number(points(results))} of {wording.number(points_of(one))}"
-    head = f"<h2>{identity} {html.escape(one['title'])}: {earned}</h2>"
+    head = f"<h2>{identity} {html.escape(exercise(identity)['title'])}: {earned(results)}</h2>"
     return f"{head}\n{commented(record, identity)}\n{table(('check', '', 'points', ''), lines, {2})}"
 
 
@@ -109,40 +123,38 @@ def terms(record):
 
 def said(result):
     """Why a check was not passed: a line of its status, and others."""
-    hints = 0 if result["hints_later"] else 1
-    return [] if result["status"] == "passed" else wording.detail(Result(**result), hints)
+    if result["status"] == "passed":
+        return []
+    return wording.detail(Result(**result), 1)
 
 
 def gradescope(record):
     """results.json. The maximum of each test is that of exercise.toml, whatever ran."""
     tests = []
     for result in every(record):
-        detail = said(result)
+        lines = said(result)
         if result["corrected_from"] is not None:
-            detail.append(f"corrected by hand: {wording.number(result['corrected_from'])} points before")
-        detail += [f"comment: {words}" for words in comments(record, result["id"])]
-        facts = {
+            lines.append(f"corrected by hand: {wording.number(result['corrected_from'])} points before")
+        for words in comments(record, result["id"]):
+            lines.append(f"comment: {words}")
+        test = {
             "number": result["id"],
             "name": result["title"],
-            "visibility": result["visibility"],
-            "output": "\n".join(detail),
+            "score": result["score"],
+            "max_score": result["points"],
+            # Points that were given by hand decide more than the grader does.
+            "status": "passed" if result["score"] >= result["points"] else "failed",
+            "output": "\n".join(lines),
             "output_format": "text",
         }
-        # Points that were given by hand decide more than the grader does.
-        status = "passed" if result["score"] >= result["points"] else "failed"
-        tests.append(facts | {"score": result["score"], "max_score": result["points"], "status": status})
-        # Gradescope hides whole tests: a hint that comes later is one of its own, without points.
-        for hint in wording.helpful(Result(**result), 1) if result["hints_later"] else []:
-            name = f"hint for {result['title']}"
-            tests.append(facts | {"name": name, "visibility": "after_due_date", "output": hint})
-    about = [
-        f"comment{name and ' on '}{name}: {words}"
-        for name in ("", *record["exercises"])
-        for words in comments(record, name)
-    ]
+        tests.append(test)
+    about = [terms(record)]
+    for name in ("", *record["exercises"]):
+        for words in comments(record, name):
+            about.append(f"comment on {name}: {words}" if name else f"comment: {words}")
     return {
         "score": sum(result["score"] for result in every(record)),
-        "output": "\n".join([terms(record), *about]),
+        "output": "\n".join(about),
         "output_format": "text",
         "stdout_visibility": "hidden",
         "tests": tests,
@@ -160,47 +172,48 @@ def write_student(record, folder, broken=False):
 # ---- the class --------------------------------------------------------------------------------
 
 
-OF_CLASS = ("status", "not handed in", "days late", "corrected", "comments")
+OF_CLASS = ("status", "not handed in", "corrected", "comments")
 
 
-def write_class(records, out, seed, course):
-    """The tables have what counts, after corrections, late days and weights; the item analysis has what the
-    grader has found. Returns words about students who are in one list only."""
+def write_class(records, out, seed, by_hand):
+    """The tables have the points after the corrections by hand; the item analysis has what the grader has
+    found."""
     graded = [record for record in records if not record["infrastructure"]]
     there = {identity for record in records for identity in record["exercises"]}
-    exercises = [one for one in manifest() if one["id"] in there]
-    corrected = {record["student"]: course.applied(record) for record in graded}
-    grades = {student: course.grades(record, exercises) for student, record in corrected.items()}
-    weights = course.grades({"student": "", "exercises": {}}, exercises)
-    maximum = wording.number(sum(one["of"] for one in weights.values()))
-    names = [one["id"] for one in exercises]
+    ours = [one for one in manifest() if one["id"] in there]
+    names = [one["id"] for one in ours]
+    maximum = wording.number(sum(points_of(one) for one in ours))
+
     class_rows = [["student", *names, "total", "maximum", *OF_CLASS]]
     nbgrader = [["assignment", "student_id", "score", "max_score"]]
     for record in records:
-        student, empty = safe(record["student"]), [""] * (len(names) + 1)
+        student = safe(record["student"])
         if record["infrastructure"]:
-            class_rows.append([student, *empty, maximum, "infrastructure: not graded", *[""] * 4])
+            status = safe(f"not graded, because this machine failed: {record['trouble']}")
+            class_rows.append([student, *[""] * len(names), "", maximum, status, "", "", ""])
             continue
-        after, found = corrected[record["student"]], grades[record["student"]]
-        scores = [wording.number(found[name]["counts"]) for name in names]
-        total = wording.number(sum(found[name]["counts"] for name in names))
+        after = corrections.applied(record, by_hand)
+        write_student(after, out / record["student"])
+        scores = [points(after["exercises"].get(name, [])) for name in names]
         status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
         absent = " ".join(record["absent"])
-        late = " ".join(f"{name}:{one['late']}" for name, one in found.items() if one["late"])
-        # What an instructor has decided by hand.
-        changed = " ".join(result["id"] for result in every(after) if result["corrected_from"] is not None)
-        by_hand = [
-            f"{name}{name and ': '}{words}" for name, some in after["comments"].items() for words in some
-        ]
-        said_by_hand = safe("; ".join(by_hand))
-        class_rows.append([student, *scores, total, maximum, status, absent, late, changed, said_by_hand])
-        for one, score in zip(exercises, scores, strict=True):
-            nbgrader.append([one["stem"], student, score, wording.number(found[one["id"]]["of"])])
-        write_student(after, out / record["student"])
+        corrected = " ".join(one["id"] for one in every(after) if one["corrected_from"] is not None)
+        comments_of_all = []
+        for name, some in after["comments"].items():
+            comments_of_all += [f"{name}: {words}" if name else words for words in some]
+        said_by_hand = safe("; ".join(comments_of_all))
+        total = points(every(after))
+        class_rows.append([student, *scores, total, maximum, status, absent, corrected, said_by_hand])
+        for one, score in zip(ours, scores, strict=True):
+            nbgrader.append([one["stem"], student, score, wording.number(points_of(one))])
     write(out / "grades.csv", class_rows)
     write(out / "nbgrader.csv", nbgrader)
-    (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
-    return write_lists(course, grades, weights, exercises, out, safe)
+    (out / "items.html").write_text(items(graded, ours, seed, len(records) - len(graded)))
+
+
+def write(path, lines):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
 
 
 def safe(word):
@@ -226,18 +239,6 @@ def of(record, identity):
     return next(result for result in results if result["id"] == identity)
 
 
-def discrimination(records, one, identity):
-    """How well a check tells good students from others: the correlation of its points with the sum of all
-    other checks. No words where all have the same, or there are too few to say anything."""
-    points = [of(record, identity)["score"] for record in records]
-    wholes = [sum(result["score"] for result in every(record)) for record in records]
-    rest = [whole - mine for whole, mine in zip(wholes, points, strict=True)]
-    if len(records) < FEWEST or len(set(points)) < 2 or len(set(rest)) < 2:
-        return ""
-    return f"{correlation(points, rest):.2f}"
-
-
-FEWEST = 5
 KINDS = ("passed", "failed", "not reached", "not tried")
 
 
@@ -245,36 +246,33 @@ def items(records, exercises, seed, missing):
     """The page about the checks: who passed each, and what most of the others did wrong."""
     where = "; ".join(sorted({record["containment"] for record in records}))
     parts = [
-        f"<h1>Item analysis: {len(records)} submissions</h1>",
+        f"<h1>Item analysis: {wording.so_many(len(records), 'submission')}</h1>",
         f"<p class=dim>Seed {html.escape(str(seed))}. Contained at {html.escape(where)}.</p>",
-        f"<p><b>{missing} not graded, because the machine failed.</b></p>" * bool(missing),
-        "<p>Not tried: the file is missing or still the starter, or the function is not written. "
-        "Discrimination: the correlation of a check's points with those of all other checks. "
-        "Near 1, the students who pass it have most points elsewhere. Near 0 or below, look at the check "
-        f"before you trust it. It needs at least {FEWEST} submissions that differ.</p>",
     ]
+    if missing:
+        parts.append(f"<p><b>{missing} not graded, because the machine failed.</b></p>")
+    parts.append(
+        "<p>Not tried: the file is missing or still the starter, or the function is not written.</p>"
+    )
     for one in exercises:
         graded = [record for record in records if one["id"] in record["exercises"]]
-        lines = [facts_of(graded, one, entry) for entry in one["check"]]
+        lines = [facts_of(graded, entry) for entry in one["check"]]
         parts.append(f"<h2>{one['id']} {html.escape(one['title'])}</h2>")
-        head = ("check", "", *KINDS, "discrimination", "most common failure")
-        parts.append(table(head, lines, range(2, 7)))
+        parts.append(table(("check", "", *KINDS, "most common failure"), lines, range(2, 6)))
     return page("Item analysis", parts, "matrix")
 
 
-def facts_of(records, one, entry):
+def facts_of(records, entry):
     """What the item analysis says of a check: a word for each of its columns."""
-    results = [of(record, entry["id"]) for record in records]
-    kinds = [kind(record, result) for record, result in zip(records, results, strict=True)]
-    failed = [result["came"] for result, kind in zip(results, kinds, strict=True) if kind == "failed"]
-    ((cause, times),) = Counter(map(common, failed)).most_common(1) or [("", 0)]
-    example = next((came for came in failed if common(came) == cause), "")
-    words = f"{times} times, for example: {html.escape(example[:200])}" if times else ""
-    counts = map(Counter(kinds).__getitem__, KINDS)
-    return [
-        entry["id"],
-        html.escape(entry["title"]),
-        *counts,
-        discrimination(records, one, entry["id"]),
-        words,
-    ]
+    counts, failed = Counter(), []
+    for record in records:
+        result = of(record, entry["id"])
+        counts[kind(record, result)] += 1
+        if kind(record, result) == "failed":
+            failed.append(result["came"])
+    words = ""
+    if failed:
+        ((cause, times),) = Counter(map(common, failed)).most_common(1)
+        example = next(came for came in failed if common(came) == cause)
+        words = f"{wording.so_many(times, 'time')}, for example: {html.escape(example[:200])}"
+    return [entry["id"], html.escape(entry["title"]), *(counts[name] for name in KINDS), words]

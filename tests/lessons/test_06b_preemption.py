@@ -37,7 +37,7 @@ def snapshots(out):
 
 def forged(data):
     """Any bytes, with the checksum that they should have."""
-    return data + zlib.crc32(data).to_bytes(4)
+    return data + zlib.crc32(data).to_bytes(4, "big")
 
 
 def saved(thing):
@@ -184,7 +184,7 @@ def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_
     kept = snapshots(root)
     for path in kept:
         data = path.read_bytes()
-        assert zlib.crc32(data[:-4]).to_bytes(4) == data[-4:]
+        assert zlib.crc32(data[:-4]).to_bytes(4, "big") == data[-4:]
     # A save that was under way as the disk became read-only cannot tidy up after itself.
     if trouble == "full":
         assert len(kept) == 2

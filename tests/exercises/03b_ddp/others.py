@@ -1,66 +1,9 @@
-"""Other solutions of exercise 03b."""
+"""Another solution of exercise 03b."""
 
 import concurrent.futures
-from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
-
-def nodes():
-    """Hooks on the nodes of autograd that add up, futures that divide, and rank 0's state as an object."""
-
-    class Overlapped:
-        def __init__(self, module, bucket_bytes):
-            nn.Module.__init__(self)
-            self.module, self.sends = module, True
-            self.buckets = make_buckets(module.parameters(), bucket_bytes)
-            mine = [*module.parameters(), *module.buffers()]
-            state = [mine if dist.get_rank() == 0 else None]
-            dist.broadcast_object_list(state, src=0)
-            with torch.no_grad():
-                for tensor, first in zip(mine, state[0], strict=True):
-                    tensor.copy_(first)
-            self.nodes = []
-            for number, bucket in enumerate(self.buckets):
-                for parameter in bucket:
-                    node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
-                    node.register_hook(partial(self.came, number))
-                    self.nodes.append(node)
-            self.again()
-
-        def again(self):
-            self.full, self.futures = [0] * len(self.buckets), []
-
-        def came(self, number, *gradients):
-            if self.sends:
-                self.full[number] += 1
-                while len(self.futures) < len(self.buckets):
-                    if self.full[len(self.futures)] < len(self.buckets[len(self.futures)]):
-                        break
-                    self.begin()
-
-        def begin(self):
-            parts = []
-            for parameter in self.buckets[len(self.futures)]:
-                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parts += [
-                    gradient.flatten(),
-                    torch.full_like(gradient.sum(), parameter.grad is not None)[None],
-                ]
-            future = dist.all_reduce(torch.cat(parts), async_op=True).get_future()
-            self.futures.append(future.then(lambda done: done.value()[0] / dist.get_world_size()))
-
-        def finish(self):
-            for _ in range(len(self.buckets) - len(self.futures)):
-                self.begin()
-            for bucket, future in zip(self.buckets, self.futures, strict=True):
-                parts = iter(future.wait().split([size for p in bucket for size in (p.numel(), 1)]))
-                for parameter, part, there in zip(bucket, parts, parts, strict=True):
-                    if there > 0:
-                        parameter.grad = part.reshape(parameter.shape)
-            self.again()
 
 
 def thread():

@@ -1,4 +1,4 @@
-"""Other solutions of exercise 04a."""
+"""Another solution of exercise 04a."""
 
 import torch
 import torch.distributed as dist
@@ -78,40 +78,3 @@ def by_hand():
                         buffer.div_(dist.get_world_size())
             model.eval()
             return model(test_images).detach()
-
-
-def data_flow():
-    """Repairs two bugs by changing which data goes where."""
-
-    def bug_02():
-        """One generator for all epochs, begun alike on all processes."""
-
-        def train(model, images, labels, epochs, batch_size, lr, seed):
-            share = len(images) // dist.get_world_size()
-            generator = torch.Generator().manual_seed(seed)
-            model = DistributedDataParallel(model)
-            optimizer = torch.optim.SGD(model.parameters(), lr)
-            for _ in range(epochs):
-                mine = torch.randperm(len(images), generator=generator).split(share)[dist.get_rank()]
-                for batch in mine.split(batch_size):
-                    optimizer.zero_grad()
-                    cross_entropy(model(images[batch]), labels[batch]).backward()
-                    optimizer.step()
-
-    def bug_06():
-        """Small batches in no_sync, gradients exchanged one by one afterwards."""
-
-        def train(model, images, labels, batch_size, accumulate, lr):
-            model = DistributedDataParallel(model)
-            optimizer = torch.optim.SGD(model.parameters(), lr)
-            images, labels = images.split(batch_size), labels.split(batch_size)
-            for number in range(len(images)):
-                with model.no_sync():
-                    (cross_entropy(model(images[number]), labels[number]) / accumulate).backward()
-                if (number + 1) % accumulate == 0:
-                    for parameter in model.parameters():
-                        flat = parameter.grad.flatten() / dist.get_world_size()
-                        dist.all_reduce(flat)
-                        parameter.grad = flat.view_as(parameter)
-                    optimizer.step()
-                    optimizer.zero_grad()

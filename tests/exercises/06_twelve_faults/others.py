@@ -1,4 +1,4 @@
-"""Other solutions of exercise 06."""
+"""Another solution of exercise 06."""
 
 import math
 from types import SimpleNamespace
@@ -6,54 +6,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Sampler
-
-
-def collected():
-    """Losses and right answers are collected at the end, and a prefix is taken away by hand."""
-
-    def train(model, loader, epochs, lr):
-        model = DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-        losses = torch.zeros(epochs)
-        for epoch in range(epochs):
-            loader.sampler.set_epoch(epoch)
-            for images, labels in loader:
-                model.zero_grad()
-                loss = cross_entropy(model(images), labels)
-                loss.backward()
-                optimizer.step()
-                losses[epoch] += loss.detach() / len(loader) / dist.get_world_size()
-            scheduler.step()
-        dist.all_reduce(losses)
-        return model, losses.tolist()
-
-    def save(model, epoch, path):
-        state = {name.removeprefix("module."): value for name, value in model.state_dict().items()}
-        if dist.get_rank() == 0:
-            torch.save({"epoch": epoch, "model": state}, path)
-        dist.barrier()
-
-    def load(model, path):
-        snapshot = torch.load(path)
-        missing, unknown = model.load_state_dict(snapshot["model"], strict=False)
-        if missing or unknown:
-            raise ValueError(f"{path} lacks {missing}, and has {unknown}")
-        return snapshot["epoch"]
-
-    @torch.no_grad()
-    def accuracy(model, test_set):
-        size, parts = len(test_set), dist.get_world_size()
-        first, last = (size * number // parts for number in (dist.get_rank(), dist.get_rank() + 1))
-        count = torch.zeros((), dtype=torch.float64)
-        for number in range(first, last):
-            image, label = test_set[number]
-            count += (model(image[None]).argmax(1) == label).sum()
-        dist.reduce(count, 0)
-        dist.broadcast(count, 0)
-        return count.item() / size
 
 
 def without_ddp():

@@ -1,35 +1,9 @@
-"""Other solutions of exercise 08."""
+"""Another solution of exercise 08."""
 
 import copy
 
 import torch
 import torch.distributed as dist
-
-
-def one_message_each():
-    """One message from each owner, with the bytes of its shard; dealt without sorting."""
-
-    def deal(sizes, world_size):
-        held, owners = torch.zeros(world_size, dtype=torch.int64), []
-        for size in sizes:
-            owners.append(int(held.argmin()))
-            held[owners[-1]] += size
-        return owners
-
-    class ShardedOptimizer:
-        @torch.no_grad()
-        def step(self):
-            copy_options(self.param_groups, self.own.param_groups)
-            self.own.step()
-            for owner in range(dist.get_world_size()):
-                shard = [parameter for parameter, its in self.owners.items() if its == owner]
-                parts = [parameter.flatten().view(torch.uint8) for parameter in shard]
-                if parts:
-                    whole = torch.cat(parts)
-                    dist.broadcast(whole, owner)
-                    parts = whole.split([len(part) for part in parts])
-                for parameter, part in zip(shard, parts, strict=True):
-                    parameter.copy_(part.clone().view(parameter.dtype).view_as(parameter))
 
 
 def hidden_gradients():

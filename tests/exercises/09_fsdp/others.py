@@ -1,50 +1,7 @@
-"""Other solutions of exercise 09."""
+"""Another solution of exercise 09."""
 
 import torch
 import torch.distributed as dist
-
-
-def all_to_all():
-    """The module's own parameters filled and emptied, and gradients by all-to-all."""
-
-    class Unit:
-        def __init__(self, module, dtype=torch.float32):
-            self.module, self.dtype = module, dtype
-            self.parameters = list(module.parameters())
-            self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
-            self.shard = torch.nn.Parameter(split(self.parameters, dist.get_rank(), dist.get_world_size()))
-            self.empty()
-
-        def empty(self):
-            for parameter in self.parameters:
-                parameter.data, parameter.grad = torch.empty(0), None
-
-        def fill(self):
-            for parameter, weight in zip(self.parameters, self.gather(self.dtype).values(), strict=True):
-                parameter.data = weight
-
-    class Pass(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, shard, images, unit):
-            ctx.unit, ctx.images = unit, images.detach().clone()
-            unit.fill()
-            output = unit.module(images.to(unit.dtype))
-            unit.empty()
-            return output.float()
-
-        @staticmethod
-        def backward(ctx, slope):
-            unit, world_size = ctx.unit, dist.get_world_size()
-            unit.fill()
-            images = ctx.images.requires_grad_()
-            with torch.enable_grad():
-                unit.module(images.to(unit.dtype)).backward(slope.to(unit.dtype))
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in unit.parameters]
-            mine = flatten(gradients, world_size)
-            unit.empty()
-            theirs = torch.empty_like(mine)
-            dist.all_to_all_single(theirs, mine)
-            return theirs.view(world_size, -1).mean(dim=0), images.grad, None
 
 
 def storage():

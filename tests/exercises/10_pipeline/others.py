@@ -1,4 +1,4 @@
-"""Other solutions of exercise 10."""
+"""Another solution of exercise 10."""
 
 from graphlib import TopologicalSorter
 
@@ -61,50 +61,5 @@ def sorted_by_needs():
         for action, number in schedule:
             {"forward": forward, "backward": backward}[action](number)
         for work in sent_back:
-            work.wait()
-        return mean if rank == last else None
-
-
-def received_early():
-    """Receives begun one message ahead, and gradients taken by torch.autograd.grad."""
-
-    def incoming(source, count, shape):
-        ahead = []
-        for number in range(count + 1):
-            if number < count:
-                tensor = torch.empty(shape)
-                ahead.append((tensor, irecv(tensor, source)))
-            if number > 0:
-                tensor, work = ahead.pop(0)
-                work.wait()
-                yield tensor
-
-    def run(schedule, module, inputs, targets, loss_function, shape):
-        rank, last, count = get_rank(), get_world_size() - 1, len(schedule) // 2
-        arriving = incoming(rank - 1, count, shape)
-        gradients, held, sends, mean = None, {}, [], 0.0
-        parameters = [one for one in module.parameters() if one.requires_grad]
-        for action, number in schedule:
-            if action == "forward":
-                data = inputs[number] if rank == 0 else next(arriving).requires_grad_()
-                output, sent = module(data), None
-                if rank == last:
-                    output = loss_function(output, targets[number]).div(count)
-                    mean += float(output)
-                else:
-                    sent = isend(output.detach().contiguous(), rank + 1)
-                    gradients = gradients or incoming(rank + 1, count, output.shape)
-                held[number] = data, output, sent
-                continue
-            data, output, sent = held.pop(number)
-            wanted = parameters if rank == 0 else [*parameters, data]
-            found = torch.autograd.grad(output, wanted, None if rank == last else next(gradients))
-            if sent:
-                sent.wait()
-            if rank > 0:
-                sends.append(isend(found[-1], rank - 1))
-            for parameter, gradient in zip(parameters, found, strict=False):
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        for work in sends:
             work.wait()
         return mean if rank == last else None

@@ -1,55 +1,7 @@
-"""Other solutions of exercise 15."""
+"""Another solution of exercise 15."""
 
 import torch
 import torch.distributed as dist
-
-
-def overlapped():
-    """Keys and values travel backward while others are computed with, in one tensor, and the gradients
-    travel one step behind. Backward of each block is left to autograd."""
-
-    def begin(tensor):
-        """Receive the same from the left while this is sent to the right."""
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        incoming = torch.empty_like(tensor)
-        works = [dist.irecv(incoming, (rank - 1) % world_size), dist.isend(tensor, (rank + 1) % world_size)]
-        return incoming, works, tensor
-
-    def end(travelling):
-        incoming, works, _ = travelling
-        for work in works:
-            work.wait()
-        return incoming
-
-    def ring_backward(query, key, value, output, log_sum_exp, gradient):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        length, found, travelling = query.shape[2] * world_size, torch.zeros_like(query), None
-        of_queries = [one.chunk(2, 2) for one in (query, log_sum_exp, gradient, output, found)]
-        held = torch.cat([key.contiguous(), value.contiguous()], dim=-1)
-        for step in range(world_size):
-            ahead = begin(held) if step < world_size - 1 else None
-            part, owner = torch.zeros_like(held), (rank - step) % world_size
-            mine, theirs = (positions(length, one, world_size).chunk(2) for one in (rank, owner))
-            for own, its in meetings(rank, owner):
-                own_query, own_sum, above, own_output, own_found = (one[own] for one in of_queries)
-                leaves = [own_query, *held.chunk(2, 2)[its].chunk(2, -1)]
-                leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-                with torch.enable_grad():
-                    mean, total = attend(*leaves, mine[own], theirs[its])
-                    # Of the whole output, this block has a share; another score changes that share, too.
-                    share = (total - own_sum).exp()
-                    (share * (above * (mean - own_output)).sum(-1, True)).sum().backward()
-                own_found += leaves[0].grad
-                part.chunk(2, 2)[its].add_(torch.cat([leaves[1].grad, leaves[2].grad], -1))
-                leaves = mean = total = share = None
-            held = None
-            if ahead:
-                held = end(ahead)
-            if travelling:
-                part += end(travelling)
-            travelling = begin(part) if world_size > 1 else None
-        gradients = end(travelling) if travelling else part
-        return found, *gradients.chunk(2, -1)
 
 
 def running_maximum():

@@ -1,9 +1,7 @@
-"""Other solutions of exercise 16."""
+"""Another solution of exercise 16."""
 
 import torch
 import torch.distributed as dist
-from torch.distributed.nn.functional import all_to_all_single
-from torch.nn.functional import one_hot
 
 
 def own_messages():
@@ -68,43 +66,3 @@ def own_messages():
             output[token] = output[token] + weight * row
         # A process whose tokens are all dropped takes part in backward, too.
         return (torch.stack(output) if output else rows.new_zeros(0, rows.shape[1])) + rows.sum() * 0
-
-
-def one_hot_rows():
-    """Counts from one-hot rows added up, and torch's all-to-all that autograd knows."""
-
-    def balancing_loss(logits, chosen):
-        number = logits.shape[1]
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (one_hot(chosen, number).sum(dim=0), len(logits)))
-        counts, tokens = (sum(some) for some in zip(*everyone, strict=True))
-        return number * (logits.softmax(dim=1) @ (counts.to(logits.dtype) / counts.sum())).sum() / tokens
-
-    def dispatch(x, tokens, experts, number):
-        world_size = dist.get_world_size()
-        counts = one_hot(experts, number).sum(dim=0)
-        came = torch.empty(number, dtype=counts.dtype)
-        dist.all_to_all_single(came, counts)
-        received, sent = (one.view(world_size, -1).sum(dim=1).tolist() for one in (came, counts))
-        rows = all_to_all_single(x.new_empty(sum(received), x.shape[1]), x[tokens], received, sent)
-        parts = rows.split(came.tolist())
-        local = number // world_size
-        arrived = [torch.cat(parts[place::local]) for place in range(local)]
-        return arrived, (came.view(world_size, local).T.tolist(), sent, received, tokens, len(x))
-
-    def combine(answers, plan, weights):
-        came, sent, received, tokens, count = plan
-        parts = [answer.split(one) for answer, one in zip(answers, came, strict=True)]
-        rows = torch.cat([part for of_process in zip(*parts, strict=True) for part in of_process])
-        home = all_to_all_single(rows.new_empty(sum(sent), rows.shape[1]), rows, sent, received)
-        total = torch.zeros(count, home.shape[1], dtype=home.dtype)
-        return total.scatter_add(0, tokens[:, None].expand_as(home), home * weights[:, None])
-
-    def add_up_gradients(model):
-        mixtures = [layer for layer in model.modules() if isinstance(layer, Mixture)]
-        alone = [parameter for layer in mixtures for parameter in layer.experts.parameters()]
-        shared = [p for p in model.parameters() if not any(p is one for one in alone)]
-        flat = torch.cat([p.grad.flatten() for p in shared])
-        dist.all_reduce(flat)
-        for p, part in zip(shared, flat.split([p.numel() for p in shared]), strict=True):
-            p.grad = part.view_as(p)

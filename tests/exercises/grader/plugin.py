@@ -47,7 +47,6 @@ class State:
     def result(self, entry):
         if entry["id"] not in self.results:
             found = Result(entry["id"], entry["title"], entry["points"], hints=entry["hints"])
-            found.visibility = entry.get("visibility", "visible")
             self.results[entry["id"]] = found
         return self.results[entry["id"]]
 

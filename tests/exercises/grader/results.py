@@ -28,11 +28,8 @@ class Result:
     output: str = ""  # of what the student's code has printed in the last run, the first and last lines
     printed: str = ""  # all of it, in all runs
     hints: list[str] = field(default_factory=list)
-    visibility: str = "visible"
     about_file: bool = False  # the file is not there, or is no Python: nothing of it was run
-    # What a course adds (course.py): the points before a correction by hand, and hints after the deadline.
-    corrected_from: float | None = None
-    hints_later: bool = False
+    corrected_from: float | None = None  # the points before a correction by hand
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(replace(self, printed=""))
