@@ -246,7 +246,7 @@ def share_gpus(rank: int, seen: list[dict]) -> None:
         refuse(
             f"too few GPUs: {ranks_in_words(sharing)} would share a GPU with another rank of the same "
             "machine. Put SHARE_GPU=1 in front of the command to let them share, "
-            'or CUDA_VISIBLE_DEVICES="" to use the CPU'
+            "or CUDA_VISIBLE_DEVICES=-1 to use the CPU"
         )
     if rank in sharing:
         # NCCL does not let two processes of a machine share a GPU, so pretend to be another machine.

@@ -191,17 +191,28 @@ def test_on_eight_gpus_each_lesson_takes_the_processes_that_make_run_starts(fork
     fork(stem, lesson.processes_for(8), *sizes, "--epochs", 1, gpus=8)
 
 
-def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch):
-    """nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES."""
+@pytest.mark.parametrize(
+    ("visible", "driver", "expected"),
+    [
+        ("2,3", "nvidia-smi", ["2 None", "3 None"]),
+        (None, "nvidia-smi", ["0 None", "1 None"]),  # torch counts them, NVIDIA's as well as AMD's
+        ("-1", "nvidia-smi", ["-1 None", "-1 None"]),
+        (None, "no-driver", ["-1 None", "-1 None"]),
+    ],
+)
+def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible, driver, expected):
     for name, text in (
-        ("nvidia-smi", "for gpu in 0 1 2 3; do echo GPU $gpu: NVIDIA H200; done"),
+        (driver, "exit 1"),
+        ("python", "echo 0,1,2,3"),
         ("torchrun", "echo $CUDA_VISIBLE_DEVICES ${NCCL_HOSTID-None}"),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.delenv("NCCL_HOSTID", raising=False)
     words = ["bash", launcher.ROOT / "lessons/launch/two_terminals.sh"]
-    seen = [subprocess.check_output([*words, node], text=True) for node in ("0", "1")]
-    assert seen == ["2 None\n", "3 None\n"]
+    seen = [subprocess.check_output([*words, node], text=True).strip() for node in ("0", "1")]
+    assert seen == expected

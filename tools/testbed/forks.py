@@ -54,7 +54,7 @@ class Launches(Commands):
             "OMP_NUM_THREADS": "1",
             "RUNGS_MARK": mark,
             "TMPDIR": str(temporary),
-            "CUDA_VISIBLE_DEVICES": "",
+            "CUDA_VISIBLE_DEVICES": "-1",
         }
         ours["PYTHONWARNINGS"] = "error,ignore::ResourceWarning"
         with open(Path(folder, ".out"), "w") as stdout, open(Path(folder, ".err"), "w") as stderr:
@@ -96,7 +96,7 @@ class Forks(Commands):
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (more or {"CUDA_VISIBLE_DEVICES": ""}),
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (more or {"CUDA_VISIBLE_DEVICES": "-1"}),
             text=True,
         )
 
