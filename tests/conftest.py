@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.helpers import probe_runs
@@ -43,6 +44,12 @@ def pytest_configure(config):
         os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Five, since they wait more than they compute. Fewer where memory is small, as in WSL: each has a fork
+    server with torch, and runs lessons on up to eight processes."""
+    return max(1, min(5, int(psutil.virtual_memory().available // 1.5e9)))
 
 
 def pytest_ignore_collect(collection_path, config):
