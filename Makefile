@@ -47,10 +47,10 @@ gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small versi
 	@$(PYTHON) -m tools.gpu --out $(OUT) $(ARGUMENTS)
 
 bench: setup ## measure throughput and start-up time, beside our machine: tables and out/bench.svg
-	@$(PYTHON) -m tools.bench.bench --out $(OUT) $(ARGUMENTS)
+	@$(PYTHON) -m tools.makers.bench.bench --out $(OUT) $(ARGUMENTS)
 
 scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/scaling.svg
-	@$(PYTHON) -m tools.bench.bench --only scaling --out $(OUT) $(ARGUMENTS)
+	@$(PYTHON) -m tools.makers.bench.bench --only scaling --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
 	@$(PYTHON) -m tools.chaos $(KILLS)

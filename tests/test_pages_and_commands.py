@@ -119,7 +119,7 @@ def test_each_environment_installs_what_the_readme_says():
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(ROOT / name / "README.md" for name in ("lessons", "lessons/older", "notebooks", "solutions")),
-    *(ROOT / name / "README.md" for name in ("tests", "tests/exercises", "tools/bench", "tools/site")),
+    *(ROOT / name / "README.md" for name in ("tests", "tests/exercises", "tools/makers/bench", "tools/site")),
     *sorted([*(ROOT / "lessons/pages").glob("*.md"), *(ROOT / "lessons/launch").glob("*.md")]),
 ]
 

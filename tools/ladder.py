@@ -24,7 +24,7 @@ COLUMNS = ("lesson", "launched by", *NUMBERS, "same curve")
 WHY_SLOWER = """
 Two processes are slower here ({lesson}): lesson 01's one process already computes with {cores} threads, while
 two processes share the cores and wait for each other in every step of this tiny model. DDP pays when a step
-computes more: with a larger model, tools/bench/README.md measured 1.92 times the speed on two processes."""
+computes more: with a larger model, two processes were 1.92 times as fast (tools/makers/bench/README.md)."""
 # Okabe and Ito's colours, told apart by colour-blind people too.
 COLOURS = [ink.INK, "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#F0E442", "#0072B2"]
 

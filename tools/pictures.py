@@ -10,7 +10,7 @@ import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
 from tools import hero, ink, launcher, links, notebooks, speeds
-from tools.bench import rows
+from tools.makers.bench import rows
 
 plt = ink.pyplot()
 FOLDER = launcher.ROOT / "lessons" / "pictures"

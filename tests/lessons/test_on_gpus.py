@@ -183,7 +183,7 @@ def test_lesson_13_has_the_same_bytes_twice_if_it_is_told_to(run_script):
     """On a GPU the backward of its attention is not deterministic by default: see variant.py."""
     lesson = lessons.get("13_gpt")
     variant = {"VARIANT": "deterministic", "VARIANT_OF": str(lesson.path)}
-    once, again = (run_script(lesson, "tools/bench/variant.py", folder, **variant) for folder in "ab")
+    once, again = (run_script(lesson, "tools/makers/bench/variant.py", folder, **variant) for folder in "ab")
     assert (once / "13_gpt.pt").read_bytes() == (again / "13_gpt.pt").read_bytes()
 
 
