@@ -226,7 +226,7 @@ def grade_into(student, path, out, exercises, seed):
     folder, own_seed = out / student, hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     files, trouble = opened(path, exercises)
-    level = ranks.BOX.level
+    level = ranks.SERVER.level
     marks = {one["id"]: fingerprint(one, files, own_seed, level) for one in exercises}
     record = {"marks": {}, "exercises": {}, "absent": [], "untouched": []}
     with contextlib.suppress(OSError, ValueError):
@@ -268,7 +268,7 @@ def grade_safely(student, path, out, exercises, seed):
     try:
         return grade_into(student, path, out, exercises, seed)
     except Exception as error:
-        ranks.BOX.close()  # the next submission gets a new sandbox
+        ranks.SERVER.close()  # the next submission gets a new sandbox
         return failed_record(student, f"{type(error).__name__}: {error}")
 
 
@@ -355,7 +355,7 @@ def grade_one(arguments, exercises):
     except ranks.Broken as error:
         refuse(f"this machine failed, so there is no grade ({visible(str(error))})")
     finally:
-        ranks.BOX.close()
+        ranks.SERVER.close()
     for one in exercises:
         print(report(one, [Result(**result) for result in graded[one["id"]]]), end="\n\n")
     record = {
@@ -388,7 +388,7 @@ def doctor():
     except ranks.Broken as error:
         refuse(f"the sandbox does not start: {visible(str(error))}")
     finally:
-        ranks.BOX.close()
+        ranks.SERVER.close()
     print(f"  the sandbox starts in {time.monotonic() - began:.1f} s")
     if found["level"] == 2:
         print("  level 2 is enough for one submission in its own container; a class needs level 3")
