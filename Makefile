@@ -5,7 +5,7 @@ ARGUMENTS ?=
 LESSONS ?= ladder
 KILLS ?= 20
 TIER ?= quick
-TESTS = -q -n 5 --dist worksteal --durations 15
+TESTS = -q -n auto --dist worksteal --durations 15
 
 .PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
 
@@ -26,8 +26,8 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requir
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-run: setup ## run lessons 01 to 06 (LESSONS=all: to 17) and compare their curves: a table and out/ladder.svg
-	@$(PYTHON) -m tools.ladder --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
+run: setup ## run lessons 01 to 06 (LESSONS=all: to 17) and compare their curves: a table and out/run/ladder.svg
+	@$(PYTHON) -m tools.run --out $(OUT)/run --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run the quick tests in about 8 minutes; the last lines say what was skipped
 	@$(PYTHON) -m pytest $(TESTS) -m "$(TIER)" $(ARGUMENTS)
@@ -38,17 +38,19 @@ check: setup ## grade your exercises: EX=03 for one, HINTS=1, WATCH=1 (again at 
 		--confcutdir tests/exercises -p no:cacheprovider $(if $(filter -v%,$(ARGUMENTS)),,-q)) $(if $(EX),--only $(EX)) \
 		$(if $(SUBMISSION),--submission $(SUBMISSION)) $(if $(HINTS),--hints) --out $(OUT) $(ARGUMENTS) || [ -t 2 ]
 
+# In WSL, the browser of Windows cannot open a file of Linux, only an address.
 lab: setup ## open the notebooks in JupyterLab
-	@$(PYTHON) -m jupyterlab --ServerApp.port=0 --LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
+	@$(PYTHON) -m jupyterlab --ServerApp.port=0 $(if $(WSL_DISTRO_NAME),--ServerApp.use_redirect_file=False) \
+		--LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
 
 gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small version without GPUs)
 	@$(PYTHON) -m tools.gpu --out $(OUT) $(ARGUMENTS)
 
 bench: setup ## measure throughput and start-up time, beside our machine: tables and out/bench.svg
-	@$(PYTHON) -m tools.bench.bench --out $(OUT) $(ARGUMENTS)
+	@$(PYTHON) -m tools.makers.bench.bench --out $(OUT) $(ARGUMENTS)
 
 scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/scaling.svg
-	@$(PYTHON) -m tools.bench.bench --only scaling --out $(OUT) $(ARGUMENTS)
+	@$(PYTHON) -m tools.makers.bench.bench --only scaling --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
 	@$(PYTHON) -m tools.chaos $(KILLS)

@@ -41,7 +41,7 @@ def imported(nodes):
 
 def place_of(module, file):
     """The file or folder of a module, if it is one of ours: in a root of the path, or beside a script."""
-    is_in_a_package = re.match(r"tools/(?!bench/)|tests/(?!exercises/|probes/)", file)
+    is_in_a_package = re.match(r"tools/(?!makers/bench/)|tests/(?!exercises/|probes/)", file)
     for folder in (*ROOTS, *([] if is_in_a_package else [Path(file).parent])):
         path = None
         for word in module.split("."):
@@ -64,11 +64,11 @@ MAY = {
     "solutions": (),
     "notebooks": ("lessons", "notebooks", "tools/testbed"),
     "tools": ("lessons", "tools"),
+    "tools/makers": ("lessons", "notebooks", "tools"),
     "tests": ("lessons", "notebooks", "tools", "tests"),
     "tests/exercises": ("tests/exercises",),  # Gradescope gets this folder alone
 }
 EXCEPTIONS = {
-    ("notebooks/show/s07a_fewer_bytes.py", "tools/bench/slow_links.py"),  # 07a shows what it has measured
     ("tools/diffs.py", "notebooks/show/sentences.py"),  # it writes diffs into notebooks: their sentences
     ("tools/diffs.py", "notebooks/show/text.py"),  # and their form
     ("tools/pictures.py", "notebooks/show/pictures.py"),  # the README shows the ring of notebook 03a:

@@ -10,7 +10,7 @@ import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
 from tools import hero, ink, launcher, links, notebooks, speeds
-from tools.bench import rows
+from tools.makers.bench import rows
 
 plt = ink.pyplot()
 FOLDER = launcher.ROOT / "lessons" / "pictures"
@@ -74,7 +74,7 @@ def kinks():
 
 def ladder():
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "tools.ladder", "--out", folder]
+        words = [sys.executable, "-m", "tools.run", "--out", folder]
         subprocess.run(words, cwd=launcher.ROOT, check=True)
         (FOLDER / "ladder.svg").write_bytes((Path(folder) / "ladder.svg").read_bytes())
 

@@ -7,7 +7,7 @@ import json
 
 from tools.lessons import ROOT
 
-FOLDER = ROOT / "tools/bench/results/gpu"
+FOLDER = ROOT / "tools/makers/results"
 PEAK = 989e12  # an H100's in bf16, dense, by its data sheet
 CHANGES = {
     "repeatable": "the lessons' flags: convolutions in 32 bits, repeatable kernels",
@@ -41,7 +41,7 @@ def measured() -> dict[str, dict]:
     writes them as "facts"; a file that was put together by hand has them under the name of their stage, with
     the seconds that this took."""
     found = {"ladder": {}, "gpt": {}}
-    for path in sorted(FOLDER.glob("h100-*.json")):
+    for path in sorted(FOLDER.glob("gpu-h100-*.json")):
         for name, part in json.loads(path.read_text()).items():
             if name == "facts" or name.startswith("how fast, alone"):
                 for kind in found.keys() & part.keys():

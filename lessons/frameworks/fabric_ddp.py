@@ -4,7 +4,7 @@
 
 You will see lesson 01's losses again. `fabric run` is torchrun with Fabric's options: --accelerator and
 --precision need no line in the script; --strategy is refused, because the script sets its own, with a time
-limit. The rendezvous uses port 29400; --main-port changes it.
+limit. On a Mac, add --accelerator cpu. The rendezvous uses port 29400; --main-port changes it.
 """
 
 import os
@@ -35,7 +35,8 @@ def train(fabric, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed + 1, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
+    # A DistributedSampler may repeat some test images.
+    indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
@@ -84,6 +85,9 @@ if __name__ == "__main__":
         workload.refuse(f"this lesson is started by fabric run --devices 2 {os.path.relpath(__file__)}")
     arguments.world_size = int(os.environ["WORLD_SIZE"])
     workload.check(arguments, can_share=False)
-    fabric = Fabric(strategy=DDPStrategy(timeout=timedelta(minutes=2)))
+    fabric = Fabric(
+        accelerator="cpu" if workload.gpu_count() == 0 else "auto",  # a Mac's GPU has no collectives
+        strategy=DDPStrategy(timeout=timedelta(minutes=2)),
+    )
     train(fabric, arguments)
     dist.destroy_process_group()

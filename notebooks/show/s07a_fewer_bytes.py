@@ -1,14 +1,9 @@
 """Notebook 07a: five ways to communicate, against steps, against bytes, and on slow links."""
 
-import sys
-
 import matplotlib.pyplot as plt
 
-from show.folders import ROOT
+from show import slow_links
 from show.pictures import GREEN, GREY, INK, ORANGE, PINK, SKY, picture
-
-sys.path.append(str(ROOT))  # for tools, a package
-from tools.bench import slow_links
 
 
 def draw_curves(found):

@@ -21,9 +21,10 @@ import show
 import workload
 from show import s02_replicas as replicas
 from show import s02a_collectives as collectives
+from show import slow_links
 from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons, notebooks
-from tools.bench import slow_links
+from tools.makers.bench import slow_links as measuring
 from tools.testbed import hosts
 
 
@@ -224,7 +225,7 @@ def test_what_should_be_the_same_is_the_same(tmp_path):
     outer rate of 1 and no momentum is local SGD."""
     ways = ["ddp", "local_sgd 1", "local_sgd 5", "diloco 5 1 1e-9"]
     runs = [{"way": way, "epochs": 1, "look_every": 5} for way in ways]
-    script = shutil.copy(slow_links.SCRIPT, tmp_path)
+    script = shutil.copy(measuring.SCRIPT, tmp_path)
     asked = {"RUNS": json.dumps(runs), "SIZES": "[2400, 100]"}
     found = show.ranks(script, 2, limit=100, environment=asked, quiet=True)[0].result
     ddp, each_step, local, diloco = ([row["loss"] for row in rows] for rows in found)
@@ -246,6 +247,6 @@ def test_a_slow_link_is_as_slow_as_it_says(tmp_path):
     if hosts.why_not():
         pytest.skip(hosts.NEEDED)
     runs = [{"way": way, "epochs": 1, "look_every": 20} for way in ("ddp", "local_sgd")]
-    ddp, local = (rows[0] for rows in slow_links.on_two_hosts(tmp_path, "10mbit", runs, (2400, 100)))
+    ddp, local = (rows[0] for rows in measuring.on_two_hosts(tmp_path, "10mbit", runs, (2400, 100)))
     assert 20 * 129_128 < ddp["sent"] < 1.05 * 20 * 129_128 and 19 < ddp["sent"] / local["sent"] < 21
     assert ddp["seconds"] > 0.9 * 8 * ddp["sent"] / 10e6

@@ -21,7 +21,7 @@ PAGES = (
     "lessons/README.md",
     "notebooks/README.md",
     "notebooks/*.ipynb",
-    "tools/bench/README.md",
+    "tools/makers/bench/README.md",
 )
 PAGES += tuple(f"lessons/{name}" for name in ("pages/*.md", "launch/*.md", "*/README.md"))
 PAGES += tuple(f"lessons/{name}*.py" for name in ("", "parts/", "recipes/", "exercises/"))

@@ -1,6 +1,5 @@
 """The bench measures what it says, and its page says what the bench measured."""
 
-import json
 import re
 import statistics
 import subprocess
@@ -9,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools.bench import bench, report, rows, scaling, workers
 from tools.lessons import ROOT
+from tools.makers import machine, result_files
+from tools.makers.bench import bench, compare, medians, pictures, report, rows, scaling
 
 NAMED = report.named_file()
 
@@ -21,33 +21,28 @@ NAMED = report.named_file()
 def test_the_page_and_the_picture_show_what_the_file_that_the_page_names_holds(tmp_path, monkeypatch):
     """They are what --readme writes from it, and nothing else on the page changes."""
     right, page = report.PAGE.read_text(), tmp_path / "README.md"
-    page.write_text(right.replace(report.marks().search(right).group(2), "old"))
+    page.write_text(right.replace(report.MARKS.search(right)[2], "old\n"))
     monkeypatch.setattr(report, "PAGE", page)
-    monkeypatch.setattr(report, "PICTURES", tmp_path)
+    monkeypatch.setattr(pictures, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["bench", "--readme", str(NAMED)])
     bench.main()
     assert page.read_text() == right, f"make bench ARGUMENTS='--readme {NAMED}'"
-    picture = (ROOT / "lessons/pictures/bench.svg").read_text()
-    assert (tmp_path / "bench.svg").read_text() == picture and "<svg" in picture
+    for name in ("bench.svg", "scaling.svg"):
+        picture = (ROOT / "lessons/pictures" / name).read_text()
+        assert (tmp_path / name).read_text() == picture and "<svg" in picture
 
 
 def test_the_notes_belong_to_the_file_that_the_page_shows():
     """And each speed in them is on the page above them, or in the file."""
     generated, notes = report.PAGE.read_text().split("## Notes on this run")
-    result = json.loads(NAMED.read_text())
-    assert f"the file of {result['date']}" in notes
-    medians = {f"{statistics.median(values):,.0f}" for values in leaves(result["rows"])}
-    single = {f"{value:,.0f}" for values in leaves(result["rows"]) for value in values}
+    about, measured = result_files.read(NAMED)
+    assert f"the file of {about['date']}" in notes
+    known = set()
+    for row in measured:
+        known.add(f"{statistics.median(row['repeats']):,.0f}")
+        known.update(f"{value:,.0f}" for value in row["repeats"])
     for number in re.findall(r"\b\d+,\d{3}\b", notes):
-        assert number in generated or number in medians | single, number
-
-
-def leaves(found):
-    for value in found.values():
-        if isinstance(value, dict):
-            yield from leaves(value)
-        else:
-            yield value
+        assert number in generated or number in known, number
 
 
 SUMS = """
@@ -91,40 +86,50 @@ def test_scaling_compares_a_job_with_as_many_that_do_not_talk(tmp_path, monkeypa
 
 
 def test_the_file_says_by_which_commit_and_keeps_every_repeat():
-    result = json.loads(NAMED.read_text())
-    assert NAMED.stem == bench.name_of(result)
-    assert result["repeats"] >= 5 and len(result["commit"]) == 8, "a commit without changes"
-    assert result["stolen"] < 0.05 and result["load_before"] < 0.5 * result["machine"]["cores"]
-    for values in leaves(result["rows"]):
-        assert len(values) == result["repeats"] and min(values) >= 0
+    about, measured = result_files.read(NAMED)
+    assert NAMED.name == machine.file_name("bench", about)
+    assert about["repeats"] >= 5 and len(about["commit"]) == 8, "a commit without changes"
+    assert about["stolen"] < 0.05 and about["load_before"] < 0.5 * about["machine"]["cores"]
+    for row in measured:
+        assert len(row["repeats"]) == about["repeats"] and min(row["repeats"]) >= 0
 
 
-def test_a_missed_aim_is_called_so_and_what_was_not_measured_is_left_out():
-    for rate, word in ((1.4, "missed"), (1.6, "met")):
-        result = json.loads(NAMED.read_text())
-        usual = result["rows"]["speed"]["usual loop"]
-        result["rows"]["speed"]["lesson 01"] = [rate * value for value in usual]
-        said = report.section(result, NAMED)
-        assert f"Lesson 01 is {rate:.2f} times as fast (aim: at least 1.5; {word})" in said
-    assert report.verdict(2.5, 2, at_most=True, unit="%") == "(aim: at most 2%; missed)"
-    result["rows"] = {"overlap": result["rows"]["overlap"]}
-    said = report.section(result, NAMED)
+def test_a_file_of_results_has_a_row_a_line_and_is_read_as_it_was_measured(tmp_path):
+    found = {"speed": {"one": [1.5, 2], "two": [3, 4]}, "recovery": [5, 6]}
+    result_files.write(tmp_path / "new" / "a.jsonl", {"date": "today"}, result_files.flat(found))
+    assert len((tmp_path / "new" / "a.jsonl").read_text().splitlines()) == 4
+    about, measured = result_files.read(tmp_path / "new" / "a.jsonl")
+    assert about == {"date": "today"} and result_files.nested(measured) == found
+
+
+def test_what_was_not_measured_is_left_out():
+    about, found = report.read(NAMED)
+    said = report.text(about, {"overlap": found["overlap"]}, NAMED)
     assert "## How much communication backward hides" in said and said.count("## ") == 1
+    assert "bench.svg" not in said and "bench.svg" in report.text(about, found, NAMED)
+    about["machine"]["bf16"] = False
+    assert "in bf16 is" not in report.text(about, found, NAMED)
 
 
 def test_ratios_follow_from_what_is_printed_and_an_outlier_has_a_star():
-    assert report.ratio([1, 2, 30], [4, 4, 1]) == 0.5
-    assert report.reach([1, 2, 3]) == "1 to 3" and report.reach([1, 2, 5]) == "1 to 5 *"
+    assert medians.ratio([1, 2, 30], [4, 4, 1]) == 0.5
+    assert medians.spread([1, 2, 3]) == "1 to 3" and medians.spread([1, 2, 5]) == "1 to 5 *"
+    about, found = report.read(NAMED)
+    assert "One repeat of this row took" in report.text(about, found, NAMED)
+    assert "One repeat of this row took" not in report.text(about, {"scaling": found["scaling"]}, NAMED)
 
 
 def test_your_machine_is_compared_with_the_one_of_the_page():
-    ours, mine = json.loads(NAMED.read_text()), json.loads(NAMED.read_text())
-    mine["load_before"] = 20.0
-    mine["rows"]["speed"]["lesson 01"] = [2 * value for value in ours["rows"]["speed"]["lesson 01"]]
-    said = report.beside_ours(mine)
-    assert "2.00 times (lesson 01) as fast as ours" in said
+    about, found = report.read(NAMED)
+    said = compare.beside_ours(about, found)
+    assert "Other programs" not in said and "same factor" in said
+    about["load_before"] = 20.0
+    found["speed"]["lesson 01"] = [2 * value for value in found["speed"]["lesson 01"]]
+    found["recovery"] = [2 * value for value in found["recovery"]]
+    said = compare.beside_ours(about, found)
+    assert "Yours is 0.50 (training again after a kill) to 2.00 times (lesson 01) as fast as ours" in said
     assert "Other programs were busy when you began (load 20.0)" in said
-    assert "Other programs" not in report.beside_ours(ours) and "same factor" in report.beside_ours(ours)
+    assert compare.beside_ours(about, {}) == "Nothing that was measured is on the page."
 
 
 def test_repeats_take_turns_and_when_a_row_fails_the_others_are_kept(tmp_path):
@@ -140,15 +145,15 @@ def test_repeats_take_turns_and_when_a_row_fails_the_others_are_kept(tmp_path):
         order.append("bad")
         return {"speed": {"bad": 0}} if len(order) < 4 else sys.exit("error: terminate called")
 
-    arguments = SimpleNamespace(repeats=3, out=tmp_path, results=tmp_path / "results")
+    arguments = SimpleNamespace(repeats=3, out=tmp_path)
     with pytest.raises(SystemExit, match=r"(?s)terminate called.*error: failed: bad; what was measured"):
         bench.run(arguments, {"good": good, "bad": bad})
     assert order == ["good", "bad", "good", "bad", "good"], "one that failed is not tried again"
-    (kept,) = tmp_path.glob("*-incomplete.json")
-    result = json.loads(kept.read_text())
-    assert result["failed"] == {"bad": "error: terminate called"}
-    assert result["rows"] == {"speed": {"good": [1, 3, 5], "bad": [0]}}
-    assert not arguments.results.exists()
+    (kept,) = (tmp_path / "results").iterdir()
+    assert kept.name.startswith("bench-") and kept.name.endswith("-incomplete.jsonl")
+    about, measured = result_files.read(kept)
+    assert about["failed"] == {"bad": "error: terminate called"}
+    assert result_files.nested(measured) == {"speed": {"good": [1, 3, 5], "bad": [0]}}
 
 
 # ---- what is measured is what is meant ----------------------------------------------------------
@@ -191,10 +196,3 @@ def test_the_clock_of_a_step_tells_its_parts_apart():
     spent = rows.said(run.stderr, "stepped")
     parts = {"batch": 0.02, "forward": 0.06, "backward": 0.1, "update": 0.14, "rest": 0.18}
     assert spent == pytest.approx(parts)
-
-
-def test_what_loader_workers_can_do_follows_from_what_an_image_costs():
-    prepare, train = workers.cost()
-    assert 0 < prepare < train < 0.1, "on a CPU, lesson 08's step costs more than its augmentation"
-    for cores, advised in ((1, (0, 1.0)), (3, (2, 2.5)), (8, (4, 5.0))):
-        assert workers.advice(4, 1, cores) == advised

@@ -219,7 +219,7 @@ def test_how_busy_a_gpu_is_counts_no_moment_twice():
 
 def test_an_nccl_that_hangs_is_ended_long_before_a_gpus_time_is_over(start, monkeypatch):
     conftest = sys.modules[type(start("", words=["true"])).__module__]  # it has no name to import it by
-    longest = max(seen.before(seen.RESULTS.glob("*.json")).values())
+    longest = max(seen.before(seen.RESULTS.glob("gpu-*.json")).values())
     assert longest < conftest.SECONDS_ON_GPUS <= 11 * 60 / 5
     monkeypatch.setattr(pretending, "real", lambda: 1)
     monkeypatch.setattr(conftest, "SECONDS_ON_GPUS", 1)
@@ -295,7 +295,7 @@ def test_bytes_that_a_copy_changes_fail_and_without_p2p_nothing_runs_twice(check
 
 
 def test_what_no_gpu_has_shown_comes_first_and_then_the_longest():
-    known = seen.before(seen.RESULTS.glob("*.json"))
+    known = seen.before(seen.RESULTS.glob("gpu-*.json"))
     names = ["a kill costs no byte[06a_any_step]", "its options have it too[10 --schedule gpipe]"]
     names += ["a lesson has the cpus curve[17-4]", "make run takes what gpus there are[1]"]
     assert sorted(names, key=lambda name: seen.place(name, known)) == names[::-1]
@@ -305,7 +305,7 @@ def test_what_no_gpu_has_shown_comes_first_and_then_the_longest():
 
 @pytest.mark.parametrize("only_new", [True, False])
 def test_only_what_is_new_is_measured_or_what_is_new_comes_first(check, monkeypatch, only_new):
-    check.before, check.only_new = seen.before(seen.RESULTS.glob("*.json")), only_new
+    check.before, check.only_new = seen.before(seen.RESULTS.glob("gpu-*.json")), only_new
     monkeypatch.setattr(pretending, "no_compiler", lambda: "")
     asked = list(measured(check, monkeypatch))
     assert asked[:5] == list(speed.GPTS)[2:]  # batches of 16 were compiled in another way

@@ -2,7 +2,7 @@
 
     python -m tools.gpu --out out --minutes 11
     python -m tools.gpu --rehearse               the same stages in small, on 2 simulated GPUs
-    python -m tools.gpu --only-new               leave out what the files of rows in tools/bench/results/gpu,
+    python -m tools.gpu --only-new               leave out what the files of rows in tools/makers/results,
                                                  or OUT/gpu*.json, have shown right already
 
 Whether it is right is asked by tests/lessons/test_on_gpus.py, which runs here on the machine's GPUs. A
@@ -179,7 +179,7 @@ def main() -> int | str:
     minutes = arguments.minutes or whole
     signal.signal(signal.SIGTERM, stop)
     check = Check(arguments.out, minutes, arguments.rehearse, gpus, arguments.patience)
-    check.before = before([*RESULTS.glob("*.json"), *without_overwriting(arguments.out)])
+    check.before = before([*RESULTS.glob("gpu-*.json"), *without_overwriting(arguments.out)])
     check.only_new = arguments.only_new
     check.facts["gpus"] = [torch.cuda.get_device_name(number) for number in range(pretending.real())]
     if pretending.real():

@@ -1,5 +1,5 @@
 """What a GPU has shown already, from files of rows: for the order of `make gpu`, and for --only-new. Those in
-tools/bench/results/gpu were put together by hand."""
+tools/makers/results were put together by hand."""
 
 import functools
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 from tools.gpu import speed
 
 STRUCK = "a rank that is stopped or told to end costs no byte either"
-RESULTS = Path(__file__).resolve().parents[1] / "bench/results/gpu"
-NOTEBOOKS = RESULTS.parents[3] / "notebooks"
+RESULTS = Path(__file__).resolve().parents[1] / "makers/results"
+NOTEBOOKS = RESULTS.parents[2] / "notebooks"
 NOTEBOOK = "it runs on a gpu["
 # On the first day, rows had other names. These tests ask for what these rows have shown.
 OTHER_NAMES = {

@@ -22,7 +22,7 @@ NAMES = {  # else a page is listed by its title
     "README.md": "README",
     "lessons/pages/errors.md": "Error messages",
     "lessons/pages/words.md": "Glossary",
-    "tools/bench/README.md": "Benchmarks",
+    "tools/makers/bench/README.md": "Benchmarks",
 }
 PICTURES = ("kill.png",)  # of the home page's cards
 SHORTEST = ("01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode")

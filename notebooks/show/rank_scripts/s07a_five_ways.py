@@ -1,6 +1,6 @@
 """Ways to train one model on several processes with fewer or smaller messages, and a run of each.
 
-Notebook 07a shows these functions and runs them. tools/bench/slow_links.py runs them over slow links.
+Notebook 07a shows these functions and runs them. tools/makers/bench/slow_links.py runs them over slow links.
 """
 
 import json

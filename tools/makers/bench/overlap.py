@@ -25,8 +25,10 @@ BUCKET = 4  # MiB
 
 def wide():
     widths = [784, *[1152] * 6, 256]
-    layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.GELU())]
-    return nn.Sequential(nn.Flatten(), *layers)
+    layers = [nn.Flatten()]
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.GELU()]
+    return nn.Sequential(*layers)
 
 
 def lesson():
@@ -78,13 +80,16 @@ def work(make_model, images, rounds):
         "views": lambda: step_of_ddp(*viewed),  # the same with gradient_as_bucket_view
         "sent": send,  # nothing is computed
     }
-    for step in [*steps.values()] * 2:  # DDP arranges its buckets anew after the first step
-        step()
-    seconds, cpu = {way: [] for way in steps}, dict.fromkeys(steps, 0.0)
+    for _ in range(2):  # DDP arranges its buckets anew after the first step
+        for step in steps.values():
+            step()
+    seconds = {way: [] for way in steps}
+    cpu = dict.fromkeys(steps, 0.0)
     for _ in range(rounds):
         for way, step in steps.items():
             dist.barrier()
-            begin, used = time.perf_counter(), time.process_time()
+            begin = time.perf_counter()
+            used = time.process_time()
             step()
             seconds[way].append(time.perf_counter() - begin)
             cpu[way] += (time.process_time() - used) / rounds

@@ -16,7 +16,7 @@ SIZES = [2**power for power in (10, 16, 20, 22, 24, 26)]  # 1 KiB to 64 MiB
 PIECE = 2**19  # numbers: 2 MiB
 SECONDS = 0.1  # for each way and size
 
-solution = runpy.run_path(str(Path(__file__).resolve().parents[2] / "solutions/03a_ring_all_reduce.py"))
+solution = runpy.run_path(str(Path(__file__).resolve().parents[3] / "solutions/03a_ring_all_reduce.py"))
 
 
 def server(tensor):
@@ -36,9 +36,10 @@ def server(tensor):
 def all_ways():
     from pieces import ring_in_pieces  # notebook 03a's, which rows.PATH_OF_RINGS leads to
 
-    one = [dist.group.WORLD] * 2  # with two processes, both directions share one connection
+    one = [dist.group.WORLD, dist.group.WORLD]  # with two processes, both directions share one connection
     two = [dist.new_group(), dist.new_group()]
-    large, small = torch.zeros(2, SIZES[-1] // 4 // world_size + 1), torch.zeros(2, PIECE)
+    large = torch.zeros(2, SIZES[-1] // 4 // world_size + 1)
+    small = torch.zeros(2, PIECE)
     return {
         "gloo": dist.all_reduce,
         "ring": solution["ring_all_reduce"],
@@ -50,30 +51,36 @@ def all_ways():
     }
 
 
+def check(ways, size):
+    """Each way once: the first use opens connections."""
+    numbers = torch.arange(size // 4) % 97.0 + rank
+    expected = numbers.clone()
+    dist.all_reduce(expected)
+    for name, way in ways.items():
+        result = numbers.clone()
+        way(result)
+        assert name == "copy" or torch.equal(result, expected), f"{name} is wrong at {size} bytes"
+
+
 def work():
-    """The median seconds of one all-reduce, and its CPU seconds, for each way and size."""
-    ways, seconds, cpu = all_ways(), {}, {}
+    """The median seconds of one all-reduce, for each way and size."""
+    ways = all_ways()
+    found = {name: {} for name in ways}
     for size in SIZES:
-        tensor, numbers = torch.zeros(size // 4), torch.arange(size // 4) % 97.0 + rank
-        for name, way in ways.items():  # the first use opens connections
-            result, expected = numbers.clone(), numbers.clone()
-            way(result)
-            dist.all_reduce(expected)
-            assert name == "copy" or torch.equal(result, expected), f"{name} is wrong at {size} bytes"
-        times, used = ({name: [] for name in ways} for _ in range(2))
+        check(ways, size)
+        tensor = torch.zeros(size // 4)
+        times = {name: [] for name in ways}
         start = time.perf_counter()
         while proceed(time.perf_counter() - start < SECONDS * len(ways)):
             for name, way in ways.items():  # they take turns: a noisy moment affects all alike
                 dist.barrier()
-                begin, cpu_begin = time.perf_counter(), time.process_time()
+                begin = time.perf_counter()
                 way(tensor)
                 times[name].append(time.perf_counter() - begin)
-                used[name].append(time.process_time() - cpu_begin)
         for name in ways:
-            seconds.setdefault(name, {})[size] = statistics.median(times[name])
-            cpu.setdefault(name, {})[size] = statistics.median(used[name])
+            found[name][size] = statistics.median(times[name])
     dist.barrier()
-    return {"seconds": seconds, "cpu_seconds": cpu}
+    return found
 
 
 def proceed(wish):

@@ -8,12 +8,14 @@ from datetime import timedelta
 import torch.distributed as dist
 import torch.distributed.nn  # noqa: F401, before there is a group: its functions would keep it and its threads
 
-rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+rank = int(os.environ.get("RANK", 0))
+world_size = int(os.environ.get("WORLD_SIZE", 1))
 
 
 def together(work):
     """Meet, do the work, and print what it returns on rank 0, as a line of JSON."""
-    store, limit = f"file://{os.environ['STORE']}", timedelta(seconds=60)
+    store = f"file://{os.environ['STORE']}"
+    limit = timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=limit)
     found = work()
     if rank == 0:

@@ -1,5 +1,4 @@
-"""How the steps of any training loop spend their time. Call clock() before the loop begins; it returns what
-reports them, for a process that ends without the functions of atexit."""
+"""How the steps of any training loop spend their time: call clock() before the loop begins."""
 
 import atexit
 import itertools
@@ -30,28 +29,34 @@ def around(place, name, before=lambda: None, after=lambda found: None):
 
 def clock():
     """A step is the time from one batch of the DataLoader to the next."""
-    spent, marks, seen = dict.fromkeys(PARTS, 0.0), [], [0]
+    spent = dict.fromkeys(PARTS, 0.0)
+    marks = []
+    seen = 0
     following = dataloader._BaseDataLoaderIter.__next__
 
     def note(*found):
         marks.append(time.perf_counter())
 
     def clocked_next(self):
+        nonlocal seen
         begin = time.perf_counter()
         if len(marks) == 6:  # a whole step lies behind, and what came after
-            seen[0] += 1
+            seen += 1
             lengths = [later - earlier for earlier, later in itertools.pairwise([*marks, begin])]
             batch, forward, backward, rest, update, more = lengths
-            if seen[0] > SKIPPED:
-                for name, seconds in zip(PARTS, (batch, forward, backward, update, rest + more), strict=True):
-                    spent[name] += seconds
+            if seen > SKIPPED:
+                spent["batch"] += batch
+                spent["forward"] += forward
+                spent["backward"] += backward
+                spent["update"] += update
+                spent["rest"] += rest + more
         marks.clear()
         batch = following(self)
         marks.extend((begin, time.perf_counter()))
         return batch
 
     def say():
-        steps = seen[0] - SKIPPED
+        steps = seen - SKIPPED
         if steps > 0 and os.environ.get("RANK", "0") == "0":
             line = {name: seconds / steps for name, seconds in spent.items()}
             print("\n" + json.dumps({"stepped": line}), file=sys.stderr, flush=True)
@@ -60,4 +65,3 @@ def clock():
     around(torch.Tensor, "backward", note, note)
     around(torch.optim.SGD, "step", note, note)
     atexit.register(say)
-    return say

@@ -3,7 +3,6 @@ by name. SECTIONS has them by the section of the page that shows them, in the or
 """
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from tools.testbed import hosts
 from tools.testbed.processes import alive
 
 HERE = Path(__file__).resolve().parent
-TESTBED = HERE.parent / "testbed"
+VICTIM = launcher.ROOT / "tools/testbed/victim.py"
 MARK = f"bench-{uuid.uuid4().hex}"  # in the environment of every process started here
 ENVIRONMENT = os.environ | {
     "BENCH_MARK": MARK,
@@ -52,11 +51,13 @@ def empty_folder():
             yield Path(folder)
         finally:
             deadline = time.monotonic() + 10
-            while (left := alive(MARK)) and time.monotonic() < deadline:
+            left = alive(MARK)
+            while left and time.monotonic() < deadline:
                 for pid, _ in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 time.sleep(0.02)
+                left = alive(MARK)
             while STARTED:
                 with STARTED.pop() as process:
                     process.kill()
@@ -115,9 +116,12 @@ def speed(folder, stem):
 
 def spent(times, began):
     """Seconds of each stage from the command to the end of the first step."""
-    points = [began, *(times[name] for name in ("started", "imported", "met", "images", "built", "stepped"))]
-    seconds = [later - earlier for earlier, later in itertools.pairwise(points)]
-    return dict(zip(STAGES, seconds, strict=True))
+    names = ("started", "imported", "met", "images", "built", "stepped")
+    found = {}
+    for stage, name in zip(STAGES, names, strict=True):
+        found[stage] = times[name] - began
+        began = times[name]
+    return found
 
 
 def share_of_saving(times):
@@ -150,8 +154,10 @@ def apart(options, variant, name):
     """What runs two independent processes at the same time, each with half of the batch."""
 
     def run(folder):
-        folders, options_of_each = (folder / "a", folder / "b"), (*options, "--batch-size", 60)
-        for process in [lesson(STEM, 1, each, *options_of_each, variant=variant) for each in folders]:
+        folders = (folder / "a", folder / "b")
+        words = (*options, "--batch-size", 60)
+        both = [lesson(STEM, 1, each, *words, variant=variant) for each in folders]
+        for process in both:
             finish(process)
         return {"speed": {name: sum(speed(each, STEM) for each in folders)}}
 
@@ -160,7 +166,8 @@ def apart(options, variant, name):
 
 def tutorial(folder):
     stdout, stderr = finish(start([sys.executable, HERE / "tutorial_loop.py", 2], folder))
-    rate = statistics.median(json.loads(line)["images_per_second"] for line in stdout.splitlines()[1:])
+    epochs = [json.loads(line) for line in stdout.splitlines()]
+    rate = statistics.median(epoch["images_per_second"] for epoch in epochs[1:])
     return {"speed": {"usual loop": rate}, "step": {"usual loop": said(stderr, "stepped")}}
 
 
@@ -169,8 +176,8 @@ def start_ranks(script, folder, *arguments, world_size=2, **more):
     environment = {"STORE": str(folder / "store"), "WORLD_SIZE": str(world_size)} | more
     words = [sys.executable, HERE / script, *arguments]
     ranks = [start(words, folder, RANK=str(rank), **environment) for rank in range(world_size)]
-    said, *_ = [finish(process)[0] for process in ranks]
-    return json.loads(said)
+    printed = [finish(process)[0] for process in ranks]
+    return json.loads(printed[0])
 
 
 def overlap(folder):
@@ -191,15 +198,22 @@ def on_two_hosts(folder, rate, burst, *words, limit=LIMIT, **environment):
     """Run Python with these words on two hosts, and return what rank 0 prints. The kernel limits the rate of
     their links (tbf), after so many bytes at once."""
     with hosts.Hosts(folder, 2) as two:
-        both, shape = [], ("rate", rate, "burst", burst, "latency", "100ms")
         for number in (1, 2):
-            two.call("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf", *shape)
+            link = ("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf")
+            two.call(*link, "rate", rate, "burst", burst, "latency", "100ms")
+        both = []
         for rank in (0, 1):
-            own = {"RANK": rank, "WORLD_SIZE": 2, "STORE": folder / "store", "GLOO_SOCKET_IFNAME": "eth0"}
-            own |= {"RESULT": folder / f"{rank}.json"} | environment
-            own = ENVIRONMENT | {name: str(value) for name, value in own.items()}
+            own = {
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "STORE": str(folder / "store"),
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "RESULT": str(folder / f"{rank}.json"),
+            }
+            own = ENVIRONMENT | own | environment
             both.append(two.run(rank + 1, sys.executable, *words, environment=own))
-        if [command.finish(limit) for command in both] != [0, 0]:
+        codes = [command.finish(limit) for command in both]
+        if codes != [0, 0]:
             sys.exit(f"error: {words[0]} failed on two hosts:\n{both[0].output()}{both[1].output()}")
         return both[0].output()
 
@@ -229,11 +243,13 @@ def recovery(folder):
     """Seconds from the death of one of two processes to the next step, with torchrun's real restart."""
     words, environment = launcher.command("06b_preemption", 2, "--epochs", 2, "--crash-at", 1)
     script = next(word for word in words if word.endswith(".py"))
-    words[words.index(script)] = TESTBED / "victim.py"
+    words[words.index(script)] = VICTIM
     finish(start(words, folder, **environment, LESSON=script))
     steps = [line.split() for line in (folder / ".steps").read_text().splitlines()]
-    again = next(number for number, step in enumerate(steps) if step[1] != steps[0][1])
-    return {"recovery": float(steps[again][0]) - float(steps[again - 1][0])}
+    first_process = steps[0][1]
+    before = [float(when) for when, process, *_ in steps if process == first_process]
+    after = [float(when) for when, process, *_ in steps if process != first_process]
+    return {"recovery": after[0] - before[-1]}
 
 
 # ---- all of them --------------------------------------------------------------------------------

@@ -54,14 +54,22 @@ def large(shape, width):
 
 def wide(shape, width):
     widths = (math.prod(shape), 2208, 2208, 640, 10)
-    layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.GELU(), nn.Linear(*pair))]
-    return nn.Sequential(workload.Normalize(), nn.Flatten(), *layers[1:])
+    layers = [workload.Normalize(), nn.Flatten()]
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.GELU()]
+    return nn.Sequential(*layers[:-1])
 
 
 def kinked(shape, width):
     """ConvNet with a kink wherever it is smooth."""
-    kinks = {nn.GELU: nn.ReLU, nn.AvgPool2d: lambda: nn.MaxPool2d(2)}
-    return nn.Sequential(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape, width)))
+    layers = []
+    for layer in Smooth(shape, width):
+        if isinstance(layer, nn.GELU):
+            layer = nn.ReLU()
+        elif isinstance(layer, nn.AvgPool2d):
+            layer = nn.MaxPool2d(2)
+        layers.append(layer)
+    return nn.Sequential(*layers)
 
 
 def is_first():
@@ -93,7 +101,8 @@ def clock():
 
 
 def size_of(path):
-    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
+    files = [path] if path.is_file() else path.iterdir()
+    return sum(file.stat().st_size for file in files)
 
 
 def clock_saving():
