@@ -132,21 +132,25 @@ def opened(path, exercises):
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:
+        status = 1
         try:
-            limits.limit("RLIMIT_AS", limits.address_space() + ARCHIVE_MEMORY)
+            if sys.platform == "linux":
+                limits.limit("RLIMIT_AS", limits.linux.address_space() + ARCHIVE_MEMORY)
             limits.limit("RLIMIT_CPU", ARCHIVE_SECONDS + 2)
             files, trouble = collected(path, exercises)
             with open(writes, "w") as pipe:
                 json.dump([{name: data.decode("latin-1") for name, data in files.items()}, trouble], pipe)
+            status = 0
         finally:
-            os._exit(0)
+            os._exit(status)
     os.close(writes)
     with open(reads) as pipe:
         said = pipe.read()
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL:  # no limit ends it in this way
-        raise ranks.Broken("the process that read the submission was killed")
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status > 0 or status == -signal.SIGKILL:  # no limit and no archive ends it in this way
+        raise ranks.Broken(f"the process that read the submission ended with the status {status}")
     files, trouble = {}, f"reading it takes more than {ARCHIVE_SECONDS} s"
-    with contextlib.suppress(ValueError):  # it was ended before it had said all
+    if status == 0:
         files, trouble = json.loads(said)
     why = f"{shown(path.name)} cannot be opened: {visible(trouble)}" if trouble else ""
     return {name: text.encode("latin-1") for name, text in files.items()}, why
