@@ -90,11 +90,15 @@ def report(rows, size):
 
     step = max(row["loading"] + row["together"] for row in rows)
     examples = sum(row["examples"] for row in rows)
-    lines.append(f"{examples} examples in a step, {1000 * examples / step:,.0f} examples/s, without the optimizer")
+    lines.append(
+        f"{examples} examples in a step, {1000 * examples / step:,.0f} examples/s, without the optimizer"
+    )
 
     # The slowest rank waits for no other rank, so what it waits for is the communication.
     communicating = max(0, min(row["together"] - row["computing"] for row in rows))
-    hidden = f"{communicating:.2f} ms, {communicating / step:.0%} of a step, for {size / 1e6:.2f} MB of gradients"
+    hidden = (
+        f"{communicating:.2f} ms, {communicating / step:.0%} of a step, for {size / 1e6:.2f} MB of gradients"
+    )
     lines.append(f"communication that the backward pass does not hide: {hidden}")
     return lines + look_at(rows, size, step, communicating)
 
@@ -103,7 +107,9 @@ def look_at(rows, size, step, communicating):
     found = []
     loading = max(row["loading"] for row in rows)
     if loading > LOADING * step:
-        found.append(f"look at the loader: a step waits {loading:.2f} ms for it, {loading / step:.0%} of its time")
+        found.append(
+            f"look at the loader: a step waits {loading:.2f} ms for it, {loading / step:.0%} of its time"
+        )
     computing = [row["computing"] for row in rows]
     if max(computing) > UNEQUAL * min(computing):
         slowest = computing.index(max(computing))
@@ -136,7 +142,7 @@ def main(arguments):
     device = torch.device("cpu")
     if torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
-    batch_size = 8 if arguments.cause in ("large", "small") else 1024
+    batch_size = 8 if arguments.cause in ("large", "small") else 512
     width = {"large": 2048, "small": 8}.get(arguments.cause, 256)
     data = Batches(batch_size, seconds=0.05 if arguments.cause == "loader" else 0)
     loader = DataLoader(data, batch_size=None, sampler=DistributedSampler(data))
@@ -150,7 +156,7 @@ def main(arguments):
             model(inputs).sum().item()
         return ddp_model(inputs).mean()
 
-    measure(ddp_model, loader, compute_loss)
+    measure(ddp_model, loader, compute_loss, steps=10, warm_up=2)
 
 
 if __name__ == "__main__":

@@ -60,4 +60,7 @@ export TMPDIR PATH="$place/bin"
 cp /proc/cpuinfo "$place/empty"  # the C++ library by which torch looks at the processor wants it
 mount --bind "$place/empty" /proc
 cd "${RUNGS_MAC_FOLDER:-$PWD}"
-exec "$@"
+trap : INT
+status=0
+"$@" || status=$?  # not as the first process of the namespace, which signals do not end
+exit $status
