@@ -8,7 +8,7 @@ this reason. The script needs only PyTorch: copy this one file beside yours, and
 model (no weights change):
 
     from step_times import measure
-    measure(ddp_model, loader, lambda batch: loss_function(ddp_model(batch[0].to(device)), batch[1].to(device)))
+    measure(ddp_model, loader, compute_loss)  # compute_loss(batch) gives a loss from ddp_model
 """
 
 import argparse

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from tools import launcher
-from tools.testbed import hosts
 
 TOOL = launcher.ROOT / "lessons/launch/step_times.py"
 CAUSES = {
