@@ -360,8 +360,14 @@ def watch(ranks, attempt, clock):
                 continue
             seen = all(rank.inside for rank in running)
             lives = [found["lives"][rank.number] for rank in running]
-            if all(lives) and stillness.look(lives, seen) > (STILL if seen else STILL_UNSEEN):
+            if all(lives) and stillness.look(lives, seen) > busyness() * (STILL if seen else STILL_UNSEEN):
                 return "stuck"
+
+
+def busyness():
+    """How many processes want each core. Only Linux tells a rank that waits for a core from one that waits
+    for another rank: elsewhere, it gets so many times as long before it counts as stuck."""
+    return 1.0 if fork_server.linux.IS_HERE else max(1.0, os.getloadavg()[0] / os.cpu_count())
 
 
 def delays_of(found):
