@@ -261,7 +261,7 @@ class Clock:
         for rank, delay in enumerate(delays):
             before = self.delays[rank] if self.delays else 0.0
             waited = max(waited, delay - before)
-        self.used += max(0.0, now - self.looked - waited)
+        self.used += max(0.0, now - self.looked - waited) / busyness()
         self.looked, self.delays = now, delays
 
 
@@ -365,8 +365,8 @@ def watch(ranks, attempt, clock):
 
 
 def busyness():
-    """How many processes want each core. Only Linux tells a rank that waits for a core from one that waits
-    for another rank: elsewhere, it gets so many times as long before it counts as stuck."""
+    """How many processes want each core. Only Linux says for how long a rank has waited for a core: elsewhere,
+    a run gets so many times as long."""
     return 1.0 if fork_server.linux.IS_HERE else max(1.0, os.getloadavg()[0] / os.cpu_count())
 
 
