@@ -365,8 +365,8 @@ def watch(ranks, attempt, clock):
 
 
 def busyness():
-    """How many processes want each core. Only Linux says for how long a rank has waited for a core: elsewhere,
-    a run gets so many times as long."""
+    """How many processes want each core. Only Linux says for how long a rank has waited for a core, so
+    elsewhere a run gets so many times as long."""
     return 1.0 if fork_server.linux.IS_HERE else max(1.0, os.getloadavg()[0] / os.cpu_count())
 
 
