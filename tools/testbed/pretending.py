@@ -55,8 +55,8 @@ def missing(gpus=1):
 
 @functools.cache
 def cannot_talk(limit=120):
-    """Why two GPUs of this machine cannot exchange tensors, or an empty string. Otherwise each test on several
-    GPUs would wait for so long."""
+    """Why two GPUs of this machine cannot exchange tensors, or an empty string. Asked once, since each test on
+    several GPUs would wait for so long."""
     words = own_torchrun("--standalone", "--nproc-per-node", "2", PREFLIGHT)
     reason = "needs GPUs that can exchange tensors: see lessons/launch/nccl.md"
     run = subprocess.Popen(
