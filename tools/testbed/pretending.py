@@ -55,7 +55,7 @@ def missing(gpus=1):
 
 @functools.cache
 def cannot_talk(limit=120):
-    """Why two GPUs of this machine cannot exchange tensors, or an empty string. Asked once, since each test on
+    """Why two GPUs of this machine cannot exchange tensors, or an empty string. Asked once: each test on
     several GPUs would wait for so long."""
     words = own_torchrun("--standalone", "--nproc-per-node", "2", PREFLIGHT)
     reason = "needs GPUs that can exchange tensors: see lessons/launch/nccl.md"
