@@ -15,9 +15,6 @@ from tests.helpers.weights import copy_lessons
 from tools import lessons
 from tools.lessons import ROOT
 
-# What a finished run leaves would keep these from training again, so they have to say what to do.
-LEAVE_A_SNAPSHOT = ("05", "06", "06a", "06b", "08", "09", "13", "15", "16", "17")
-
 
 def commands_of(path):
     """The commands of a page, as its reader would copy them."""
@@ -90,7 +87,7 @@ def test_the_first_commands_of_all_pages_in_their_order_twice(clone):
             continue
         again = type_it(first_command(lesson), clone)
         remains = "nothing is left to train: to start over, remove out/" in again
-        assert remains == (lesson.number in LEAVE_A_SNAPSHOT), f"{lesson.stem}\n{again}"
+        assert remains == lesson.keeps_snapshot, f"{lesson.stem}\n{again}"
 
     # What the line names is what has to go, so that the page's command works as it did at first.
     lesson = lessons.get("05_snapshots")
