@@ -16,14 +16,15 @@ import tempfile
 import time
 import tomllib
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import bundle
 import grade
+import psutil
 import pytest
-from grader import batch, ranks, walls
+from grader import batch, ranks, server, walls
 from grader.exercises import exercise, manifest
-from grader.ranks import zygote
 from grader.results import Result
 from grader.settings import HERE, SOLUTIONS
 from grader.walls import limits
@@ -217,10 +218,10 @@ def test_a_seed_that_nobody_has_named_is_one_that_nobody_knows(tmp_path):
 @pytest.mark.parametrize("words", ["", "the sandbox does not answer"])
 def test_a_machine_that_fails_is_nobodys_zero(words, tmp_path, monkeypatch):
     """A result says that it fails, or no sandbox starts."""
-    monkeypatch.setattr(ranks.BOX, "level", 1)
+    monkeypatch.setattr(ranks.SERVER, "level", 1)
     monkeypatch.setattr(batch, "begin", lambda level: None)
     if words:
-        monkeypatch.setattr(ranks, "SANDBOX", tmp_path / "none")
+        monkeypatch.setattr(server, "SANDBOX", tmp_path / "none")
     else:
         broken = Result("03.1a", "", 1, status="infrastructure", came="the disk is full").as_dict()
         monkeypatch.setattr(batch, "grade", lambda *words: ({"03": [broken] * 8}, ""))
@@ -249,8 +250,8 @@ def test_a_process_that_is_ended_costs_nobody_a_grade(tmp_path):
     words = [tmp_path / "class", "--only", "03", "--jobs", "1", "--force", "--out", tmp_path / "grades"]
 
     def of_the_pool():
-        found = zygote.children(grader.pid)
-        found = [pid for pid in found if "spawn_main" in ranks.read(f"/proc/{pid}/cmdline")]
+        found = psutil.Process(grader.pid).children(recursive=True)
+        found = [one.pid for one in found if "spawn_main" in " ".join(one.cmdline())]
         return found if len(found) == 2 else []  # with the pytest that is forked from it
 
     with subprocess.Popen(command(*words), cwd=ROOT, stdout=-3, stderr=-1, text=True) as grader:
@@ -330,13 +331,16 @@ def test_nothing_is_left_when_grading_is_interrupted(number, tmp_path):
     put({THIRD: HANGS}, tmp_path)
     words = ["--one", tmp_path, "--only", "03", "--force", "--level", "1", "--out", tmp_path / "grades"]
     limits.prctl(limits.SUBREAPER, 1)  # whatever is left by those that end is a child of this process
-    ours = set(zygote.children(os.getpid()))
+    ours = set(psutil.Process().children(recursive=True))
 
     def left():
         """Of these alone: a browser of another test starts processes when it likes."""
-        found = set(zygote.children(os.getpid())) - ours
-        lines = {pid: ranks.read(f"/proc/{pid}/cmdline") for pid in found}
-        return {pid for pid, line in lines.items() if line and "chrom" not in line}
+        found = set()
+        for process in set(psutil.Process().children(recursive=True)) - ours:
+            with suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE and "chrom" not in process.name():
+                    found.add(process)
+        return found
 
     try:
         with subprocess.Popen(command(*words), cwd=ROOT, stderr=subprocess.PIPE, text=True) as grader:
@@ -425,7 +429,7 @@ def test_what_graders_import_is_installed_as_the_lessons_pin_it():
     """By the bundle and by the workflow."""
     workflow = (bundle.RECIPES / "github.yml").read_text()
     lines = (ROOT / "requirements.txt").read_text().splitlines()
-    pinned = {line for line in lines if line.startswith(("torch==", "pytest=="))} | {"numpy"}
+    pinned = {line for line in lines if line.startswith(("torch==", "pytest==", "psutil=="))} | {"numpy"}
     assert all(pinned <= set(text.split()) for text in (bundle.requirements(), workflow))
 
 

@@ -132,21 +132,25 @@ def opened(path, exercises):
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:
+        status = 1
         try:
-            limits.limit("RLIMIT_AS", limits.address_space() + ARCHIVE_MEMORY)
+            if sys.platform == "linux":
+                limits.limit("RLIMIT_AS", limits.linux.address_space() + ARCHIVE_MEMORY)
             limits.limit("RLIMIT_CPU", ARCHIVE_SECONDS + 2)
             files, trouble = collected(path, exercises)
             with open(writes, "w") as pipe:
                 json.dump([{name: data.decode("latin-1") for name, data in files.items()}, trouble], pipe)
+            status = 0
         finally:
-            os._exit(0)
+            os._exit(status)
     os.close(writes)
     with open(reads) as pipe:
         said = pipe.read()
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL:  # no limit ends it in this way
-        raise ranks.Broken("the process that read the submission was killed")
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status > 0 or status == -signal.SIGKILL:  # no limit and no archive ends it in this way
+        raise ranks.Broken(f"the process that read the submission ended with the status {status}")
     files, trouble = {}, f"reading it takes more than {ARCHIVE_SECONDS} s"
-    with contextlib.suppress(ValueError):  # it was ended before it had said all
+    if status == 0:
         files, trouble = json.loads(said)
     why = f"{shown(path.name)} cannot be opened: {visible(trouble)}" if trouble else ""
     return {name: text.encode("latin-1") for name, text in files.items()}, why
@@ -226,7 +230,7 @@ def grade_into(student, path, out, exercises, seed):
     folder, own_seed = out / student, hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     files, trouble = opened(path, exercises)
-    level = ranks.BOX.level
+    level = ranks.SERVER.level
     marks = {one["id"]: fingerprint(one, files, own_seed, level) for one in exercises}
     record = {"marks": {}, "exercises": {}, "absent": [], "untouched": []}
     with contextlib.suppress(OSError, ValueError):
@@ -268,7 +272,7 @@ def grade_safely(student, path, out, exercises, seed):
     try:
         return grade_into(student, path, out, exercises, seed)
     except Exception as error:
-        ranks.BOX.close()  # the next submission gets a new sandbox
+        ranks.SERVER.close()  # the next submission gets a new sandbox
         return failed_record(student, f"{type(error).__name__}: {error}")
 
 
@@ -355,7 +359,7 @@ def grade_one(arguments, exercises):
     except ranks.Broken as error:
         refuse(f"this machine failed, so there is no grade ({visible(str(error))})")
     finally:
-        ranks.BOX.close()
+        ranks.SERVER.close()
     for one in exercises:
         print(report(one, [Result(**result) for result in graded[one["id"]]]), end="\n\n")
     record = {
@@ -388,7 +392,7 @@ def doctor():
     except ranks.Broken as error:
         refuse(f"the sandbox does not start: {visible(str(error))}")
     finally:
-        ranks.BOX.close()
+        ranks.SERVER.close()
     print(f"  the sandbox starts in {time.monotonic() - began:.1f} s")
     if found["level"] == 2:
         print("  level 2 is enough for one submission in its own container; a class needs level 3")

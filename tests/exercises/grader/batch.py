@@ -30,13 +30,13 @@ def begin_in_pool(level):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process above, which ends this one
     limits.prctl(END_WITH_PARENT, signal.SIGKILL)
     begin(level)
-    multiprocessing.util.Finalize(None, ranks.BOX.close, exitpriority=10)
+    multiprocessing.util.Finalize(None, ranks.SERVER.close, exitpriority=10)
 
 
 def begin(level=None):
     """Once in each process: start the sandbox, and import what each pytest would otherwise import again."""
-    ranks.BOX.level = level
-    ranks.BOX.begin()
+    ranks.SERVER.level = level
+    ranks.SERVER.begin()
     import pytest  # noqa: F401
     import torch  # noqa: F401
 
@@ -46,9 +46,8 @@ def grade(folder, only, seed, more=()):
     exercise; and what pytest has printed."""
     stems = sorted({exercises.exercise(check.partition(".")[0])["stem"] for check in exercises.wanted(only)})
     paths = [str(HERE / stem) for stem in stems]
-    if ranks.BOX.process is None or ranks.BOX.process.poll() is not None:
-        ranks.BOX.close()
-        ranks.BOX.begin()
+    if ranks.SERVER.is_lost():
+        ranks.SERVER.close()
     ranks.wipe()  # and so it is ready: only one process can hear that
     with tempfile.TemporaryDirectory() as out:
         results, printed = Path(out, "results.json"), Path(out, "printed")
@@ -61,7 +60,9 @@ def grade(folder, only, seed, more=()):
                 os.dup2(os.open(printed, os.O_CREAT | os.O_WRONLY), 1)
                 os.dup2(1, 2)
                 run_pytest(words)
-                status = ranks.BOX.owner == os.getpid()  # it had to start another sandbox
+                # It has got no answer, or had to start another one, which ends with it.
+                status = ranks.SERVER.process is None or ranks.SERVER.owner == os.getpid()
+                ranks.SERVER.close()
             finally:
                 os._exit(status)
         try:
@@ -69,8 +70,8 @@ def grade(folder, only, seed, more=()):
         except BaseException:  # Ctrl-C, mostly
             os.kill(pid, signal.SIGKILL)
             raise
-        if status:  # a run may not be over in the sandbox: its answer is not to be taken for another one's
-            ranks.BOX.close()
+        if status:
+            ranks.SERVER.close()
         said = printed.read_text(errors="replace")
         return (json.loads(results.read_text()) if results.exists() else {}), said
 
