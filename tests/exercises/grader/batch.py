@@ -4,6 +4,7 @@ A process keeps its sandbox from one submission to the next. Nothing of a studen
 which ranks are forked, and after each test no process and no file is left there.
 """
 
+import contextlib
 import json
 import multiprocessing
 import multiprocessing.util
@@ -21,14 +22,35 @@ from grader.settings import HERE
 END_WITH_PARENT = 1  # for prctl: by which signal, so that nothing is left if the grader is killed
 
 
-def pool(jobs, level=None):
+def pool(jobs, level=None, scratch=None):
+    """Processes that grade. Their temporary folders lie in `scratch`."""
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_in_pool, initargs=(level,))
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_in_pool, initargs=(level, scratch))
 
 
-def begin_in_pool(level):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process above, which ends this one
+@contextlib.contextmanager
+def without_interrupts():
+    """Ctrl-C is for the process above, which ends those that begin meanwhile."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def end(pool):
+    """End these processes and all that they have started, at once."""
+    for process in multiprocessing.active_children():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # it may have no group of its own yet
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def begin_in_pool(level, scratch):
+    os.setpgid(0, 0)  # with the pytest that is forked from it
     limits.prctl(END_WITH_PARENT, signal.SIGKILL)
+    tempfile.tempdir = scratch
     begin(level)
     multiprocessing.util.Finalize(None, ranks.SERVER.close, exitpriority=10)
 

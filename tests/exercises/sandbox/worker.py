@@ -18,6 +18,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from pathlib import Path
@@ -44,6 +45,7 @@ class Me:
         self.folder = folder  # of this rank alone; nothing can be written there once all ranks are connected
         self.disk = disk  # of all ranks, kept between the runs of a test, if run() was given disk=True
         self.calls = []  # of torch.distributed, in order, and what note() has added
+        self.delays = {}  # seconds by which calls of these names begin later
         self.tell, self.references = tell, references
 
     def note(self, name, **more):
@@ -224,6 +226,7 @@ def watch(me, files):
             more["parts"] = parts_of(name, words, named, me.world_size)
             more["bytes"] = max([0, *(size_of(value, "bytes") for value in given)])
             size = max([0, *map(size_of, given)])
+            time.sleep(me.delays.get(name, 0))
             tell("begin", size=size, asynchronous=bool(named.get("async_op")), **more)
             try:
                 result = call(*words, **named)
