@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs pictures bench scaling gpu gpu-speed site site-serve format
 
 help: # the targets, in groups
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
@@ -41,8 +41,11 @@ check: setup ## grade your exercises: EX=03 for one, HINTS=1, WATCH=1 (again at 
 lab: setup ## open the notebooks in JupyterLab
 	@$(PYTHON) -m jupyterlab --ServerApp.port=0 --LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
 
-gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small version without GPUs)
-	@$(PYTHON) -m tools.gpu --out $(OUT) $(ARGUMENTS)
+gpu: setup ## test the lessons on your GPUs, with pytest; then ARGUMENTS=--notebooks
+	@$(PYTHON) -m tools.makers.gpu.run_tests --out $(OUT) $(ARGUMENTS)
+
+gpu-speed: setup ## measure how fast your GPUs train, and what limits them
+	@$(PYTHON) -m tools.makers.gpu.measure --out $(OUT) $(ARGUMENTS)
 
 bench: setup ## measure throughput and start-up time, beside our machine: tables and out/bench.svg
 	@$(PYTHON) -m tools.makers.bench.bench --out $(OUT) $(ARGUMENTS)

@@ -9,8 +9,9 @@ from pathlib import Path
 import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
-from tools import hero, ink, launcher, links, notebooks, speeds
+from tools import hero, ink, launcher, links, notebooks
 from tools.makers.bench import rows
+from tools.makers.gpu import h100
 
 plt = ink.pyplot()
 FOLDER = launcher.ROOT / "lessons" / "pictures"
@@ -85,6 +86,6 @@ if __name__ == "__main__":
     hero.draw(FOLDER / "hero.svg")
     ring(FOLDER / "ring.svg")
     links.draw(FOLDER / "links.svg")
-    speeds.draw(FOLDER / "gpt_step.svg")
+    h100.draw(FOLDER / "gpt_step.svg")
     kinks()
     ladder()

@@ -2,34 +2,26 @@
 by name. SECTIONS has them by the section of the page that shows them, in the order in which they take turns.
 """
 
-import contextlib
 import json
 import os
 import re
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import uuid
 from pathlib import Path
 
 from tools import launcher
+from tools.makers import running
+from tools.makers.running import LIMIT, empty_folder, finish
 from tools.testbed import hosts
-from tools.testbed.processes import alive
 
 HERE = Path(__file__).resolve().parent
 VICTIM = launcher.ROOT / "tools/testbed/victim.py"
-MARK = f"bench-{uuid.uuid4().hex}"  # in the environment of every process started here
 ENVIRONMENT = os.environ | {
-    "BENCH_MARK": MARK,
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONPATH": str(launcher.ROOT / "lessons"),
 }
-STARTED = []  # processes that may still run
-LIMIT = 120  # seconds, for each process
 STAGES = ("launcher", "import torch", "processes meet", "images", "model, DDP, optimizer", "first step")
 OWN = ("--epochs", 2)
 FEW = ("--epochs", 2, "--train-size", 1200, "--test-size", 60)  # for large models, and large snapshots
@@ -42,50 +34,8 @@ STEM, STEM_06B, STEM_07 = "04_ddp_torchrun", "06b_preemption", "07_mixed_precisi
 # ---- start something, and read what it says -----------------------------------------------------
 
 
-@contextlib.contextmanager
-def empty_folder():
-    """A folder for one run. At its end, all processes that it started are ended, including torchrun's ranks
-    and the processes that ran beside a failed one. Otherwise they would disturb the next measurement."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            yield Path(folder)
-        finally:
-            deadline = time.monotonic() + 10
-            left = alive(MARK)
-            while left and time.monotonic() < deadline:
-                for pid, _ in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.02)
-                left = alive(MARK)
-            while STARTED:
-                with STARTED.pop() as process:
-                    process.kill()
-
-
 def start(words, folder, **environment):
-    folder.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(
-        [str(word) for word in words],
-        cwd=folder,
-        env=ENVIRONMENT | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    STARTED.append(process)
-    return process
-
-
-def finish(process):
-    try:
-        stdout, stderr = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        sys.exit(f"error: {' '.join(process.args)} still ran after {LIMIT} seconds")
-    if process.returncode:
-        sys.exit(f"error: {' '.join(process.args)} failed:\n{stderr}")
-    return stdout, stderr
+    return running.start(words, folder, ENVIRONMENT | environment)
 
 
 def lesson(stem, processes, folder, *arguments, variant="", **more):
