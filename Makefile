@@ -5,7 +5,7 @@ ARGUMENTS ?=
 LESSONS ?= ladder
 KILLS ?= 20
 TIER ?= quick
-TESTS = -q -n 5 --dist worksteal --durations 15
+TESTS = -q -n auto --dist worksteal --durations 15
 
 .PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs pictures bench scaling gpu gpu-speed site site-serve format
 
@@ -38,8 +38,10 @@ check: setup ## grade your exercises: EX=03 for one, HINTS=1, WATCH=1 (again at 
 		--confcutdir tests/exercises -p no:cacheprovider $(if $(filter -v%,$(ARGUMENTS)),,-q)) $(if $(EX),--only $(EX)) \
 		$(if $(SUBMISSION),--submission $(SUBMISSION)) $(if $(HINTS),--hints) --out $(OUT) $(ARGUMENTS) || [ -t 2 ]
 
+# In WSL, the browser of Windows cannot open a file of Linux, only an address.
 lab: setup ## open the notebooks in JupyterLab
-	@$(PYTHON) -m jupyterlab --ServerApp.port=0 --LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
+	@$(PYTHON) -m jupyterlab --ServerApp.port=0 $(if $(WSL_DISTRO_NAME),--ServerApp.use_redirect_file=False) \
+		--LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
 
 gpu: setup ## test the lessons on your GPUs, with pytest; then ARGUMENTS=--notebooks
 	@$(PYTHON) -m tools.makers.gpu.run_tests --out $(OUT) $(ARGUMENTS)

@@ -14,12 +14,13 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.helpers import probe_runs
 from tools import launcher, lessons
 from tools.testbed import pretending
-from tools.testbed.forks import Forks
+from tools.testbed.forks import Forks, start_server
 from tools.testbed.processes import alive, wait_for
 from tools.testbed.surroundings import own_torchrun, python_path, short_folder
 
@@ -43,6 +44,12 @@ def pytest_configure(config):
         os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Five, since they wait more than they compute. Fewer where memory is small, as in WSL: each has a fork
+    server with torch, and runs lessons on up to eight processes."""
+    return max(1, min(5, int(psutil.virtual_memory().available // 1.5e9)))
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -276,7 +283,7 @@ def run(start):
 
 @pytest.fixture(scope="session")
 def forks():
-    forks = Forks()
+    forks = start_server()
     yield forks
     forks.close()
 

@@ -20,6 +20,8 @@ fi
 pip="$PYTHON -m pip install --quiet --disable-pip-version-check"
 $pip -c $REQUIREMENTS -r lessons/frameworks/requirements.txt \
     || echo "cannot install lessons/frameworks/requirements.txt: its tests will be skipped" >&2
+$pip -c $REQUIREMENTS -r lessons/frameworks/deepspeed.txt \
+    || echo "cannot install lessons/frameworks/deepspeed.txt: its tests will be skipped" >&2
 $pip -c $REQUIREMENTS -r lessons/frameworks/ray.txt \
     || echo "cannot install lessons/frameworks/ray.txt: its tests will be skipped" >&2
 $pip -c $REQUIREMENTS -r lessons/parts/tuning.txt \

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 try:
     import deepspeed
 except ModuleNotFoundError as error:
-    sys.exit(f"error: {error}: pip install -r lessons/frameworks/requirements.txt")
+    sys.exit(f"error: {error}: pip install -r lessons/frameworks/deepspeed.txt")
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 

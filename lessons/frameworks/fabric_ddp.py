@@ -4,7 +4,7 @@
 
 You will see lesson 01's losses again. `fabric run` is torchrun with Fabric's options: --accelerator and
 --precision need no line in the script; --strategy is refused, because the script sets its own, with a time
-limit. The rendezvous uses port 29400; --main-port changes it.
+limit. On a Mac, add --accelerator cpu. The rendezvous uses port 29400; --main-port changes it.
 """
 
 import os
@@ -84,6 +84,9 @@ if __name__ == "__main__":
         workload.refuse(f"this lesson is started by fabric run --devices 2 {os.path.relpath(__file__)}")
     arguments.world_size = int(os.environ["WORLD_SIZE"])
     workload.check(arguments, can_share=False)
-    fabric = Fabric(strategy=DDPStrategy(timeout=timedelta(minutes=2)))
+    fabric = Fabric(
+        accelerator="cpu" if workload.gpu_count() == 0 else "auto",  # a Mac's GPU has no collectives
+        strategy=DDPStrategy(timeout=timedelta(minutes=2)),
+    )
     train(fabric, arguments)
     dist.destroy_process_group()

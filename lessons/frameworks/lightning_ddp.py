@@ -80,6 +80,7 @@ class Classifier(LightningModule):
 def train(arguments):
     workload.set_seed(arguments.seed)
     trainer = Trainer(
+        accelerator="cpu" if workload.gpu_count() == 0 else "auto",  # a Mac's GPU has no collectives
         devices=arguments.devices,
         strategy=DDPStrategy(timeout=timedelta(minutes=2)),  # "ddp" would time out after 30 minutes
         precision=arguments.precision,

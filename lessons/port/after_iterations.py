@@ -29,18 +29,7 @@ parser.add_argument("--out", default="out/port")
 args = parser.parse_args()
 
 rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-if torch.cuda.is_available():
-    torch.cuda.set_device(local_rank)  # from now on, "cuda" means this process's GPU
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-dist.init_process_group(dist.get_default_backend_for_device(device))  # GPUs use NCCL, CPUs use gloo
-torch.manual_seed(args.seed)
-os.makedirs(args.out, exist_ok=True)
-
-numbers = random.Random(0)
-pairs = [(numbers.randrange(10), numbers.randrange(10)) for _ in range(10000)]
-text = "".join(f"{a}+{b}={a + b};" for a, b in pairs)
-data = torch.tensor(list(text.encode())) - ord("+")
-train_data, val_data = data[:-10000], data[-10000:]
 length = 32
 
 
@@ -73,46 +62,64 @@ def loss_of(model, inputs, targets):
 
 
 @torch.no_grad()
-def evaluate():
+def evaluate(model, data):
     model.eval()
-    loss = sum(loss_of(model, *get_batch(val_data, 0, part)) for part in range(10)) / 10
+    loss = sum(loss_of(model, *get_batch(data, 0, part)) for part in range(10)) / 10
     model.train()
     dist.all_reduce(loss)
     return loss.item() / world_size
 
 
-model = Transformer().to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-first = 0
-if args.resume and os.path.exists(f"{args.out}/iterations.pt"):
-    checkpoint = torch.load(f"{args.out}/iterations.pt", map_location=device)
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    first = checkpoint["iteration"]
-ddp_model = DistributedDataParallel(model)
-loss_of(ddp_model, *get_batch(train_data, 0, 0)).backward()  # DDP reorders its sums after this pass
-model.zero_grad()
+def main():
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)  # from now on, "cuda" means this process's GPU
+    dist.init_process_group(dist.get_default_backend_for_device(device))  # GPUs use NCCL, CPUs use gloo
+    torch.manual_seed(args.seed)
+    os.makedirs(args.out, exist_ok=True)
 
-for iteration in range(first, args.iterations):
-    lr = args.lr * min(1, (iteration + 1) / 20) * (1 + math.cos(math.pi * iteration / args.iterations)) / 2
-    optimizer.param_groups[0]["lr"] = lr
-    torch.manual_seed(10**9 * args.seed + 10**3 * iteration + rank)  # for dropout
-    for part in range(args.accumulate):
-        inputs, targets = get_batch(train_data, iteration, part)
-        with nullcontext() if part == args.accumulate - 1 else ddp_model.no_sync():
-            loss = loss_of(ddp_model, inputs, targets) / args.accumulate
-            loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    if (iteration + 1) % 25 == 0:
-        val_loss = evaluate()
-        if rank == 0:
-            print(f"iteration {iteration + 1} | val {val_loss:.4f} | lr {lr:.5f}")
-        checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        if rank == 0:
-            torch.save(checkpoint | {"iteration": iteration + 1}, f"{args.out}/iterations.new")
-            os.replace(f"{args.out}/iterations.new", f"{args.out}/iterations.pt")
+    numbers = random.Random(0)
+    pairs = [(numbers.randrange(10), numbers.randrange(10)) for _ in range(10000)]
+    text = "".join(f"{a}+{b}={a + b};" for a, b in pairs)
+    data = torch.tensor(list(text.encode())) - ord("+")
+    train_data, val_data = data[:-10000], data[-10000:]
 
-ddp_model = loss = None  # both refer to the process group
-dist.destroy_process_group()
+    model = Transformer().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    first = 0
+    if args.resume and os.path.exists(f"{args.out}/iterations.pt"):
+        checkpoint = torch.load(f"{args.out}/iterations.pt", map_location=device)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        first = checkpoint["iteration"]
+    ddp_model = DistributedDataParallel(model)
+    loss_of(ddp_model, *get_batch(train_data, 0, 0)).backward()  # DDP reorders its sums after this pass
+    model.zero_grad()
+
+    for iteration in range(first, args.iterations):
+        warmup = min(1, (iteration + 1) / 20)
+        lr = args.lr * warmup * (1 + math.cos(math.pi * iteration / args.iterations)) / 2
+        optimizer.param_groups[0]["lr"] = lr
+        torch.manual_seed(10**9 * args.seed + 10**3 * iteration + rank)  # for dropout
+        for part in range(args.accumulate):
+            inputs, targets = get_batch(train_data, iteration, part)
+            with nullcontext() if part == args.accumulate - 1 else ddp_model.no_sync():
+                loss = loss_of(ddp_model, inputs, targets) / args.accumulate
+                loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (iteration + 1) % 25 == 0:
+            val_loss = evaluate(model, val_data)
+            if rank == 0:
+                print(f"iteration {iteration + 1} | val {val_loss:.4f} | lr {lr:.5f}")
+            checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            if rank == 0:
+                torch.save(checkpoint | {"iteration": iteration + 1}, f"{args.out}/iterations.new")
+                os.replace(f"{args.out}/iterations.new", f"{args.out}/iterations.pt")
+
+    ddp_model = loss = None  # both refer to the process group
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

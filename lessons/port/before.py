@@ -29,7 +29,6 @@ parser.add_argument("--out", default="out/port")
 args = parser.parse_args()
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-torch.manual_seed(args.seed)
 
 
 def draw(count):
@@ -65,70 +64,77 @@ class Stripes(Dataset):
         return image, self.labels[index]
 
 
-if not os.path.exists(f"{args.out}/val.pt"):
-    os.makedirs(args.out, exist_ok=True)
-    torch.save(draw(2000), f"{args.out}/train.pt")
-    torch.save(draw(500), f"{args.out}/val.pt")
-
-train_set = Stripes(f"{args.out}/train.pt", None if args.no_augment else augment)
-val_set = Stripes(f"{args.out}/val.pt")
-train_loader = DataLoader(train_set, args.batch_size, shuffle=True, num_workers=args.workers)
-val_loader = DataLoader(val_set, args.batch_size, num_workers=args.workers)
-
-
 def block(inputs, outputs):
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2))
 
 
-model = nn.Sequential(block(3, 16), block(16, 32), nn.Flatten(), nn.Dropout(args.dropout), nn.Linear(512, 8))
-model = model.to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
-scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=0)
-first_epoch, best = 1, 0.0
-
-if args.resume:
-    checkpoint = torch.load(f"{args.out}/checkpoint.pt")
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    scheduler.load_state_dict(checkpoint["scheduler"])
-    first_epoch, best = checkpoint["epoch"] + 1, checkpoint["best"]
-
-
 @torch.no_grad()
-def evaluate():
+def evaluate(model, loader):
     model.eval()
     loss_sum = correct = 0
-    for images, labels in val_loader:
+    for images, labels in loader:
         images, labels = images.to(device), labels.to(device)
         outputs = model(images)
         loss_sum += cross_entropy(outputs, labels, reduction="sum").item()
         correct += (outputs.argmax(dim=1) == labels).sum().item()
-    return loss_sum / len(val_set), correct / len(val_set)
+    return loss_sum / len(loader.dataset), correct / len(loader.dataset)
 
 
-for epoch in range(first_epoch, args.epochs + 1):
-    model.train()
-    loss_sum = 0
-    for images, labels in tqdm(train_loader, f"epoch {epoch}", leave=False):
-        images, labels = images.to(device), labels.to(device)
-        loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loss_sum += loss.item() * len(labels)
-    train_loss = loss_sum / len(train_set)
-    val_loss, accuracy = evaluate()
-    scheduler.step(val_loss)
-    lr = optimizer.param_groups[0]["lr"]
-    print(f"epoch {epoch} | loss {train_loss:.4f} | val {val_loss:.4f}, {accuracy:.1%} | lr {lr:.4g}")
+def main():
+    torch.manual_seed(args.seed)
 
-    if accuracy > best:
-        best = accuracy
-        torch.save(model.state_dict(), f"{args.out}/best.pt")
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    checkpoint = {name: part.state_dict() for name, part in parts.items()}
-    checkpoint |= {"epoch": epoch, "best": best}
-    torch.save(checkpoint, f"{args.out}/checkpoint.pt")
+    if not os.path.exists(f"{args.out}/val.pt"):
+        os.makedirs(args.out, exist_ok=True)
+        torch.save(draw(2000), f"{args.out}/train.pt")
+        torch.save(draw(500), f"{args.out}/val.pt")
 
-print(f"best accuracy: {best:.1%}")
+    train_set = Stripes(f"{args.out}/train.pt", None if args.no_augment else augment)
+    val_set = Stripes(f"{args.out}/val.pt")
+    train_loader = DataLoader(train_set, args.batch_size, shuffle=True, num_workers=args.workers)
+    val_loader = DataLoader(val_set, args.batch_size, num_workers=args.workers)
+
+    model = nn.Sequential(
+        block(3, 16), block(16, 32), nn.Flatten(), nn.Dropout(args.dropout), nn.Linear(512, 8)
+    )
+    model = model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=0)
+    first_epoch, best = 1, 0.0
+
+    if args.resume:
+        checkpoint = torch.load(f"{args.out}/checkpoint.pt")
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        first_epoch, best = checkpoint["epoch"] + 1, checkpoint["best"]
+
+    for epoch in range(first_epoch, args.epochs + 1):
+        model.train()
+        loss_sum = 0
+        for images, labels in tqdm(train_loader, f"epoch {epoch}", leave=False):
+            images, labels = images.to(device), labels.to(device)
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.item() * len(labels)
+        train_loss = loss_sum / len(train_set)
+        val_loss, accuracy = evaluate(model, val_loader)
+        scheduler.step(val_loss)
+        lr = optimizer.param_groups[0]["lr"]
+        print(f"epoch {epoch} | loss {train_loss:.4f} | val {val_loss:.4f}, {accuracy:.1%} | lr {lr:.4g}")
+
+        if accuracy > best:
+            best = accuracy
+            torch.save(model.state_dict(), f"{args.out}/best.pt")
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        checkpoint = {name: part.state_dict() for name, part in parts.items()}
+        checkpoint |= {"epoch": epoch, "best": best}
+        torch.save(checkpoint, f"{args.out}/checkpoint.pt")
+
+    print(f"best accuracy: {best:.1%}")
+
+
+if __name__ == "__main__":  # workers of the loaders may import this file again
+    main()

@@ -27,14 +27,6 @@ parser.add_argument("--out", default="out/port")
 args = parser.parse_args()
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-torch.manual_seed(args.seed)
-os.makedirs(args.out, exist_ok=True)
-
-numbers = random.Random(0)
-pairs = [(numbers.randrange(10), numbers.randrange(10)) for _ in range(10000)]
-text = "".join(f"{a}+{b}={a + b};" for a, b in pairs)
-data = torch.tensor(list(text.encode())) - ord("+")
-train_data, val_data = data[:-10000], data[-10000:]
 length = 32
 
 
@@ -65,33 +57,48 @@ def loss_of(model, inputs, targets):
 
 
 @torch.no_grad()
-def evaluate():
+def evaluate(model, data):
     model.eval()
-    loss = sum(loss_of(model, *get_batch(val_data)).item() for _ in range(10)) / 10
+    loss = sum(loss_of(model, *get_batch(data)).item() for _ in range(10)) / 10
     model.train()
     return loss
 
 
-model = Transformer().to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-first = 0
-if args.resume:
-    checkpoint = torch.load(f"{args.out}/iterations.pt")
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    first = checkpoint["iteration"]
+def main():
+    torch.manual_seed(args.seed)
+    os.makedirs(args.out, exist_ok=True)
 
-for iteration in range(first, args.iterations):
-    lr = args.lr * min(1, (iteration + 1) / 20) * (1 + math.cos(math.pi * iteration / args.iterations)) / 2
-    optimizer.param_groups[0]["lr"] = lr
-    for _ in range(args.accumulate):
-        inputs, targets = get_batch(train_data)
-        loss = loss_of(model, inputs, targets) / args.accumulate
-        loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    if (iteration + 1) % 25 == 0:
-        print(f"iteration {iteration + 1} | val {evaluate():.4f} | lr {lr:.5f}")
-        checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(checkpoint | {"iteration": iteration + 1}, f"{args.out}/iterations.pt")
+    numbers = random.Random(0)
+    pairs = [(numbers.randrange(10), numbers.randrange(10)) for _ in range(10000)]
+    text = "".join(f"{a}+{b}={a + b};" for a, b in pairs)
+    data = torch.tensor(list(text.encode())) - ord("+")
+    train_data, val_data = data[:-10000], data[-10000:]
+
+    model = Transformer().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    first = 0
+    if args.resume:
+        checkpoint = torch.load(f"{args.out}/iterations.pt")
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        first = checkpoint["iteration"]
+
+    for iteration in range(first, args.iterations):
+        warmup = min(1, (iteration + 1) / 20)
+        lr = args.lr * warmup * (1 + math.cos(math.pi * iteration / args.iterations)) / 2
+        optimizer.param_groups[0]["lr"] = lr
+        for _ in range(args.accumulate):
+            inputs, targets = get_batch(train_data)
+            loss = loss_of(model, inputs, targets) / args.accumulate
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (iteration + 1) % 25 == 0:
+            print(f"iteration {iteration + 1} | val {evaluate(model, val_data):.4f} | lr {lr:.5f}")
+            checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(checkpoint | {"iteration": iteration + 1}, f"{args.out}/iterations.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -462,9 +462,14 @@ SENTENCES = {
         "before.py on several": "`torchrun` starts the script, and starts it again after a crash.",
         "import torch.distributed as dist": "Everything new comes from PyTorch, except `batch_norm.py`, "
         "a file that you can copy.",
-        "rank, local_rank": "Each process reads its rank, chooses its GPU and joins the process group. "
-        "The line that sets `device` stays as it was.",
-        "if rank == 0 and not": "Only rank 0 draws the pictures. Otherwise several processes would write "
+        "rank, local_rank": "Each process reads its rank. The line that sets `device` stays as it was.",
+        "def sum_of_ranks": "This function adds up numbers over all processes, and every process gets "
+        "the sums.",
+        "sum_of_ranks(loss_sum, correct)": "All processes get the same validation loss and accuracy. So "
+        "they all lower the learning rate, or none does, and they agree on the best epoch.",
+        "init_process_group": "Each process chooses its GPU and joins the process group. These lines are in "
+        "`main`, because a worker of a loader may import the file again, and must not join the group.",
+        "- if not os.path.exists": "Only rank 0 draws the pictures. Otherwise several processes would write "
         "the same files at the same time.",
         "dist.barrier()": "Each process waits here for all others, so nobody reads a file that rank 0 is "
         "still writing.",
@@ -478,14 +483,10 @@ SENTENCES = {
         "GPU.",
         "DistributedDataParallel(model)": "DDP wraps the model after it has loaded its weights. The name "
         "`model` still means the plain model, so the lines that evaluate and save it stay as they are. The "
-        "next three lines run one backward pass and discard its gradients. After its first backward pass, "
+        "next four lines run one backward pass and discard its gradients. After its first backward pass, "
         "DDP adds up gradients in a different order. Without these lines, a killed run on three or more "
         "processes would end with different last digits than an uninterrupted run.",
-        "+ def sum_of_ranks": "This function adds up numbers over all processes, and every process gets "
-        "the sums.",
-        "sum_of_ranks(loss_sum, correct)": "All processes get the same validation loss and accuracy. So "
-        "they all lower the learning rate, or none does, and they agree on the best epoch.",
-        "sampler.set_epoch": "Every epoch has a new order. Every process draws its own random numbers, "
+        "- loss_sum = 0": "Every epoch has a new order. Every process draws its own random numbers, "
         "and they depend only on the seed, the epoch and the rank. So a resumed run needs no saved "
         "random state.",
         "seen += len(labels)": "The training loss is the mean over the pictures of all processes. If the "
@@ -501,18 +502,20 @@ SENTENCES = {
         "before_iterations.py on several": "`torchrun` starts this script too.",
         "from contextlib import nullcontext": "There is no `DistributedSampler`, because the script has "
         "no DataLoader.",
-        "rank, local_rank": "These lines are the same as in `after.py`.",
+        "rank, local_rank": "This line is the same as in `after.py`.",
         "def get_batch(data, iteration, part)": "The global batch depends only on the seed, the "
         "iteration and the number of the micro-batch. All processes draw the same batch, and each takes "
         "its rows.",
-        "get_batch(val_data, 0, part)": "Each process evaluates its rows, and an all-reduce adds up the "
+        "get_batch(data, 0, part)": "Each process evaluates its rows, and an all-reduce adds up the "
         "means. All shares have the same size, so the mean of the means is right.",
+        "init_process_group": "The first lines of `main` are the same as in `after.py`, too. There are no "
+        "loaders, and so no workers that import the file again: these lines could be at module level.",
         "if args.resume and": "`--resume` also works when there is no checkpoint yet.",
         "DistributedDataParallel(model)": "As in `after.py`, a first backward pass lets DDP find its "
         "order of summation.",
         "no_sync": "DDP sends gradients only in the last micro-batch of an iteration. Clipping comes "
         "after it, when all processes hold the same gradients, and doesn't change.",
-        "val_loss = evaluate()": "`evaluate` contains an all-reduce, so every process calls it. Rank 0 "
+        "val_loss = evaluate(": "`evaluate` contains an all-reduce, so every process calls it. Rank 0 "
         "prints the result and writes the file.",
     },
 }

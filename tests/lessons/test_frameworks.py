@@ -36,7 +36,9 @@ WARN = ("deepspeed_zero", "lightning_ddp", "ray_ddp")
 
 NEEDED = ("accelerate", "lightning_fabric", "deepspeed", "pytorch_lightning")
 INSTALLS = "needs lessons/frameworks/{}.txt: make tools installs it"
-needs_them = pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=INSTALLS.format("requirements"))
+needs_them = pytest.mark.skipif(
+    not all(map(find_spec, NEEDED)), reason=INSTALLS.format("{requirements,deepspeed}")
+)
 needs_ray = pytest.mark.skipif(not find_spec("ray"), reason=INSTALLS.format("ray"))
 WITH_RAY = [pytest.param(script, marks=[needs_ray] * (script == "ray_ddp"), id=script) for script in SCRIPTS]
 
@@ -60,7 +62,7 @@ class Frameworks(Forks):
 @pytest.fixture(scope="module")
 def server():
     if not all(map(find_spec, NEEDED)):
-        pytest.skip(INSTALLS.format("requirements"))
+        pytest.skip(INSTALLS.format("{requirements,deepspeed}"))
     server = Frameworks()
     yield server
     server.close()
@@ -105,6 +107,23 @@ def test_it_has_lesson_01s_curve_and_counts_every_image_once(fork, reference, sc
     if processes == 2:
         again = fork(script, processes, *SIZES, folder="again")
         assert (again.out / f"{script}.pt").read_bytes() == (result.out / f"{script}.pt").read_bytes()
+
+
+ON_A_MAC = """
+import runpy, sys
+from unittest import mock
+with mock.patch("lightning_fabric.accelerators.mps.MPSAccelerator.is_available", lambda: True):
+    runpy.run_path({path!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("script", ["fabric_ddp", "lightning_ddp"])
+def test_lightning_leaves_apples_gpu_alone(fork, tmp_path, script):
+    """It would choose that GPU, and refuse DDP there."""
+    on_a_mac = tmp_path / f"{script}.py"
+    on_a_mac.write_text(ON_A_MAC.format(path=str(FOLDER / f"{script}.py")))
+    result = fork(script, 1, *FEW, path=on_a_mac)
+    assert result.stdout.count("epoch  1 | loss") == 1
 
 
 # ---- what each process holds ----

@@ -1,5 +1,6 @@
 """The port of a whole script on the page "Your own script": it keeps what the lessons promise."""
 
+import os
 import re
 import sys
 
@@ -93,7 +94,7 @@ def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(forked, tmp_path, 
     """On three processes, where the order of a sum matters."""
     options, file, _ = SCRIPTS[name]
     where = "epoch == 2 and seen > 500" if name == "after" else "iteration == 35"
-    step = "        optimizer.step()\n" if name == "after" else "    optimizer.step()\n"
+    step = "            optimizer.step()\n" if name == "after" else "        optimizer.step()\n"
     indent = step[: -len(step.lstrip())]
     killed = re.sub("(?m)^    ", indent, KILLED.format(where=where).lstrip("\n"))
     script = copied(tmp_path, name, step, step + killed)
@@ -126,6 +127,39 @@ def test_two_launchers_end_with_the_bytes_of_one(start, name):
     assert one.code == two.code == 0, one.stderr + two.stderr
     assert two.stdout.count("node 0 | ") == len(two.stdout.splitlines()), "only rank 0 prints"
     assert len({(result.out / "port" / file).read_bytes() for result in (one, two)}) == 1
+
+
+METHOD = "import multiprocessing\nmultiprocessing.set_start_method({!r})\n"
+GUARD = 'if __name__ == "__main__":  # workers of the loaders may import this file again\n    main()\n'
+
+
+@pytest.fixture(params=["spawn", "forkserver"])
+def workers_import(request, tmp_path, monkeypatch):
+    """Start the workers of a loader as macOS does, or as Linux does from Python 3.14 on."""
+    folder = tmp_path / "method"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(METHOD.format(request.param))
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_workers_that_import_the_script_again_do_no_harm(start, workers_import, name):
+    words, environment = command(FOLDER / f"{name}.py", 2, "--epochs", 1, "--workers", 1)
+    if name == "before":
+        words = [sys.executable, *words[words.index(str(FOLDER / "before.py")) :]]
+    run = start(None, words=words, environment=environment | workers_import)
+    result = run.finish(300)
+    assert result.code == 0 and result.stdout.count("epoch 1 |") == 1, result.stderr
+
+
+@pytest.mark.night
+def test_without_a_guard_they_join_the_group(start, workers_import, tmp_path):
+    script = copied(tmp_path, "after", GUARD, "main()\n")
+    words, environment = command(script, 2, "--epochs", 1, "--workers", 1)
+    run = start(None, words=words, environment=environment | workers_import)
+    with pytest.raises(pytest.fail.Exception, match="still running after 60 seconds"):
+        run.finish(60)
 
 
 @pytest.mark.long

@@ -20,17 +20,24 @@ AT_EXIT = Path(__file__).resolve().parent / "threads_at_exit"  # for PYTHONPATH:
 TORCH = "2.13.0"  # it uses what torch does not promise to keep
 
 
+def is_for_gpus():
+    """Whether this build of torch is NVIDIA's or AMD's. Only the CPU's can have pretended ones."""
+    import torch
+
+    return bool(torch.version.cuda or torch.version.hip)
+
+
 def real():
     import torch  # here, because a student's check waits for it otherwise
 
-    return torch.cuda.device_count() if torch.version.cuda else 0
+    return torch.cuda.device_count() if is_for_gpus() else 0
 
 
 def missing(gpus=1):
     """Why a command cannot have this many GPUs here, or an empty string."""
     import torch
 
-    if torch.version.cuda:
+    if is_for_gpus():
         return f"needs {gpus} GPUs" if real() < gpus else ""
     is_all = sys.platform == "linux" and shutil.which("g++") and has_header()
     if not (is_all and torch.__version__.startswith(TORCH)):
@@ -83,7 +90,7 @@ def environment(gpus, reports, before):
     """What a command needs in addition to `before` to have this many GPUs. Pretended ones write what each
     process has seen into the folder `reports`."""
     if gpus == 0:
-        return {"CUDA_VISIBLE_DEVICES": ""}
+        return {"CUDA_VISIBLE_DEVICES": "-1"}  # AMD's library takes an empty one for none
     if real() >= gpus:
         names = before.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
         return {"CUDA_VISIBLE_DEVICES": ",".join(names.split(",")[:gpus])}
