@@ -56,7 +56,7 @@ scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/s
 	@$(PYTHON) -m tools.makers.bench.bench --only scaling --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
-	@$(PYTHON) -m tools.chaos $(KILLS)
+	@$(PYTHON) -m tools.makers.chaos $(KILLS)
 
 ##@ to teach
 
@@ -94,21 +94,21 @@ diffs: setup ## write commands, diffs and lists into pages, READMEs and notebook
 	@$(PYTHON) -m tools.diffs
 
 pictures: setup ## redraw the pictures of the READMEs
-	@$(PYTHON) -m tools.pictures
+	@$(PYTHON) -m tools.makers.pictures
 
 format: setup ## format the code
 	@$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .
 
 site: .venv-site/ready ## build the website in out/site
-	@$(if $(ADDRESS),ADDRESS=$(ADDRESS)) .venv-site/bin/python -m tools.site.build --out $(OUT) $(ARGUMENTS)
+	@$(if $(ADDRESS),ADDRESS=$(ADDRESS)) .venv-site/bin/python -m tools.makers.site.build --out $(OUT) $(ARGUMENTS)
 
 # Nothing in it is for readers, so that their environment has none of it.
 # Pyodide runs the planner and others in the reader's browser.
 PYODIDE = 314.0.7
-.venv-site/ready: tools/site/requirements.txt tools/site/pyodide.sha512
+.venv-site/ready: tools/makers/site/requirements.txt tools/makers/site/pyodide.sha512
 	python3 -m venv .venv-site
-	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r tools/site/requirements.txt
-	cd .venv-site && npm pack --silent pyodide@$(PYODIDE) && sha512sum --check --quiet ../tools/site/pyodide.sha512
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r tools/makers/site/requirements.txt
+	cd .venv-site && npm pack --silent pyodide@$(PYODIDE) && sha512sum --check --quiet ../tools/makers/site/pyodide.sha512
 	mkdir -p .venv-site/pyodide
 	cd .venv-site && tar -xzf pyodide-$(PYODIDE).tgz -C pyodide --strip-components 1 \
 		$(addprefix package/,pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tools import diffs, launcher, lessons
-from tools.site import deck
-from tools.site.deck import read
+from tools.makers.site import deck
+from tools.makers.site.deck import read
 
 HEAD = "<!-- card -->"
 PAGES = {lesson.stem: lesson.page.read_text() for lesson in lessons.LESSONS}

@@ -5,7 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools import lessons, links, pictures
+from tools import lessons, links
+from tools.makers import pictures
 from tools.makers.gpu import h100
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,7 +9,8 @@ from pathlib import Path
 import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
-from tools import hero, ink, launcher, links, notebooks
+from tools import ink, launcher, links, notebooks
+from tools.makers import hero
 from tools.makers.bench import rows
 from tools.makers.gpu import h100
 
