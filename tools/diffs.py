@@ -148,9 +148,10 @@ def ladder_table() -> str:
 
 
 def one_screen() -> str:
-    """The program of page 03 that needs no other file, and the command that starts it."""
-    page = lessons.get("03_ddp_spawn").page.read_text().partition("\n## DDP on one screen\n")[2]
-    return "\n".join(re.search(rf"(?s)```{language}\n.*?```\n", page)[0] for language in ("python", "sh"))
+    """lessons/ddp.py, which needs no other file, without its docstring, and the command that starts it."""
+    program = (ROOT / "lessons/ddp.py").read_text().partition('"""\n\n')[2]
+    command = "torchrun --standalone --nproc-per-node 2 lessons/ddp.py"
+    return f"```python\n{program}```\n\n```sh\n{command}\n```\n"
 
 
 def clone(address=lessons.ADDRESS) -> str:
@@ -360,6 +361,7 @@ def pages():
         lessons.get, ("03_ddp_spawn", "06b_preemption", "07_mixed_precision", "08_real_training")
     )
     found[lesson_03.page]["from lesson 01"] = changes(lesson_03.path, first, "../")  # for who skips lesson 02
+    found[lesson_03.page]["one screen"] = one_screen()
     found[lesson_06b.page]["faults"] = faults.listed()
     found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
     frameworks = [path for path in FRAMEWORKS if path.stem not in SHARDED]

@@ -34,7 +34,7 @@ launch() {  # launch NODE ARGUMENTS...
         export NCCL_HOSTID="$HOSTNAME-node$1"
     fi
     exec torchrun --nnodes 1:2 --nproc-per-node "$processes" --max-restarts 3 --rdzv-backend c10d \
-        --rdzv-endpoint "localhost:$port" --rdzv-id rungs --rdzv-conf join_timeout=60 \
+        --rdzv-endpoint "localhost:$port" --rdzv-id rungs --rdzv-conf join_timeout=60 --local-addr localhost \
         "$script" "${@:2}"
 }
 

@@ -129,7 +129,7 @@ def test_a_gpu_that_torch_was_not_built_for_is_refused(monkeypatch, capsys, buil
         workload.machine.require_kernels(torch.device("cuda", 0))
     line = (
         f"error: torch {torch.__version__} does not support this GPU (Old, compute capability "
-        f'{capability[0]}.{capability[1]}): install {cure}, or put CUDA_VISIBLE_DEVICES="" in front of the '
+        f"{capability[0]}.{capability[1]}): install {cure}, or put CUDA_VISIBLE_DEVICES=-1 in front of the "
         "command to use the CPU\n"
     )
     assert capsys.readouterr().err == (line if cure else "")
