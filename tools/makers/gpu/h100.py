@@ -96,7 +96,7 @@ def draw(path):
     plt = ink.pyplot()
     rows = measured("gpt").values()
     names = [f"{row['size']} texts,\n" + how(row).replace("; ", ",\n") for row in rows]
-    height = sum(len(name.splitlines()) for name in names)
+    height = len("\n".join(names).splitlines())
     figure, axes = plt.subplots(figsize=(ink.WIDTH, 1.2 + 0.3 * height))
     budgets = [budget(row) for row in rows]
     left = [0.0] * len(names)

@@ -413,10 +413,16 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24, bf16=1):
 
 def main():
     name, *words = sys.argv[1:]
-    kinds = [word for word in words if "=" not in word]
-    options = dict(word.split("=") for word in words if "=" in word)
-    probe = {each.__name__: each for each in (peers, sizes, memory, gpt, loop)}[name]
-    say(probe(*kinds, **{option: int(value) for option, value in options.items()}))
+    kinds = []
+    options = {}
+    for word in words:
+        option, is_option, value = word.partition("=")
+        if is_option:
+            options[option] = int(value)
+        else:
+            kinds.append(word)
+    probe = {"peers": peers, "sizes": sizes, "memory": memory, "gpt": gpt, "loop": loop}[name]
+    say(probe(*kinds, **options))
     if dist.is_initialized():
         gc.collect()  # a DDP object whose threads are left may abort the process at exit
         dist.destroy_process_group()

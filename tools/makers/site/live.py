@@ -13,7 +13,11 @@ from tools.makers.site import taken
 
 WIDGETS = ROOT / "tools/makers/site/widgets"
 # What every widget that answers imports. The first is the package, which knows the path to the planner.
-HELPERS = {f"tools/{name}.py": () for name in ("__init__", "site/taken", "site/controls")}
+HELPERS = {
+    "tools/__init__.py": (),
+    "tools/makers/site/taken.py": (),
+    "tools/makers/site/controls.py": (),
+}
 
 
 def data(widget) -> dict:
