@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n auto --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs pictures bench scaling gpu gpu-speed site site-serve format
+.PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs carry pictures bench scaling gpu gpu-speed site site-serve format
 
 help: # the targets, in groups
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
@@ -92,6 +92,9 @@ starters: setup ## write the starters in lessons/exercises from the solutions
 
 diffs: setup ## write commands, diffs and lists into pages, READMEs and notebooks
 	@$(PYTHON) -m tools.diffs
+
+carry: setup ## carry a change of a lesson into the scripts that grew from it: LESSON=03
+	@$(PYTHON) -m tools.carry $(LESSON)
 
 pictures: setup ## redraw the pictures of the READMEs
 	@$(PYTHON) -m tools.makers.pictures

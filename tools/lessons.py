@@ -124,7 +124,20 @@ def read(path: Path = TABLE) -> tuple[tuple[Lesson, ...], tuple[Notebook, ...]]:
     return tuple(rows), tuple(Notebook(**notebook) for notebook in table["notebook"])
 
 
+def read_grown(path: Path = TABLE) -> dict[Path, Path]:
+    """The scripts that are no lessons, each with the script that it grew from."""
+    grown = {}
+    for row in tomllib.loads(path.read_text())["grown"]:
+        script, parent = ROOT / row["script"], ROOT / row["from"]
+        for needed in (script, parent):
+            if not needed.exists():
+                raise SystemExit(f"error: {path.name}: {needed.relative_to(ROOT)} is missing")
+        grown[script] = parent
+    return grown
+
+
 LESSONS, OTHER_NOTEBOOKS = read()
+GROWN = read_grown()
 ADDRESS = tomllib.loads(TABLE.read_text())["address"].rstrip("/")
 STEMS = tuple(lesson.stem for lesson in LESSONS)
 LADDER = tuple(lesson for lesson in LESSONS if lesson.ladder)
