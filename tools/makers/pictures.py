@@ -9,7 +9,7 @@ from pathlib import Path
 import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
-from tools import ink, launcher, links, notebooks
+from tools import ink, launcher, links, notebooks, splits
 from tools.makers import hero
 from tools.makers.bench import rows
 from tools.makers.gpu import h100
@@ -88,5 +88,6 @@ if __name__ == "__main__":
     ring(FOLDER / "ring.svg")
     links.draw(FOLDER / "links.svg")
     h100.draw(FOLDER / "gpt_step.svg")
+    splits.draw(FOLDER / "splits.svg")
     kinks()
     ladder()
