@@ -70,7 +70,9 @@ def test_make_run(tmp_path, chosen):
 
 @in_the_surroundings
 def test_the_preflight():
-    result = call(*TORCHRUN, ROOT / "lessons/launch/preflight.py")
+    """By the page's own command, after errors.md's line for a name that does not resolve."""
+    words = own_torchrun("--standalone", "--nproc-per-node", 2, ROOT / "lessons/launch/preflight.py")
+    result = call(*words, environment={"PET_LOCAL_ADDR": "127.0.0.1"})
     assert result.returncode == 0, result.stdout + result.stderr
     assert "offers 127.0.0.1 (lo0); has lo0 127.0.0.1" in result.stdout
     assert re.search(r"^  memory     at least .* GB free", result.stdout, re.M)
