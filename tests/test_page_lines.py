@@ -32,7 +32,7 @@ import sybil
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCodeBlockLexer
 
 from tools import diffs, launcher, lessons
-from tools.site import deck, sources
+from tools.makers.site import deck, sources
 
 ROOT = launcher.ROOT
 PATHS = [*sorted((ROOT / "lessons/pages").glob("*.md")), *sorted((ROOT / "lessons/launch").glob("*.md"))]
