@@ -242,16 +242,20 @@ def cpu_seconds(processes):
 
 def wait(this):
     """Wait for the end. If nothing moves, note the line in which each process waits, and return False."""
-    begin = moved = time.monotonic()
+    begin = moved = looked = time.monotonic()
     last_size, used = -1, 0.0
     while any(process.poll() is None for process in this.processes):
-        time.sleep(0.2)
+        time.sleep(0.1)
         now = time.monotonic()
+        if now - looked < 1:  # to look at all processes takes time, which the script needs
+            continue
+        looked = now
         ranks = living_ranks(this)
-        this.family |= with_children([*this.processes, *ranks.values()])
+        family = with_children(this.processes) | set(ranks.values())
+        this.family |= family
         size = sum(path.stat().st_size for path in this.seen.iterdir())
-        used_now = cpu_seconds(with_children(ranks.values()))
-        if size != last_size or abs(used_now - used) > 0.1 or not ranks:
+        used_now = cpu_seconds(family - set(this.processes) if this.launchers else family)
+        if size != last_size or abs(used_now - used) > 0.03 or not ranks:
             last_size, used, moved = size, used_now, now
 
         is_late = now - begin > this.limit
@@ -302,7 +306,7 @@ def own_line(this, frames):
 
 def end(this):
     """Kill what is left of a run, and what it has started: nothing may go on when check.py has ended."""
-    left = this.family | with_children([*this.processes, *living_ranks(this).values()])
+    left = this.family | with_children(this.processes) | set(living_ranks(this).values())
     for _ in range(5):
         for process in left:
             with suppress(psutil.Error):  # it has ended

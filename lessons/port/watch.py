@@ -55,6 +55,7 @@ def begin():
         replace(_MapDatasetFetcher, "fetch", watch.look_at_fetch)
     if watch.is_rank:  # and not a process that a rank has started, such as a worker of a loader
         watch.begin()
+    return watch
 
 
 def exact():
