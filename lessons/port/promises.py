@@ -305,7 +305,7 @@ def same_examples(many, first, second):
         if 2 * equal >= len(calls):
             row = "noise-in-the-model" if many.rows(first, "batch") else "no-dataloader"
             row = "columns-of-one-long-text" if any(mine["carries"] for mine, _ in calls) else row
-            name = model.partition(".")[2]
+            name = model
             text = f"ranks {first} and {second} give {name} the same batch in {equal} of {len(calls)} passes"
             return wrong(text, row)
     return None
@@ -549,9 +549,7 @@ def cause(found, many, exact, advice):
         reason = "the model draws random numbers" if draws else "there is batch norm"
         row = "seeds-and-dropout" if draws else "batch-norm"
         return unseen(f"{reason}; the loss agrees within 30%{advice}", row)
-    outside = {
-        f["model"].partition(".")[2] for step in found.theirs for f in step["forwards"] if is_outside(f)
-    }
+    outside = {f["model"] for step in found.theirs for f in step["forwards"] if is_outside(f)}
     if outside:
         name = ", ".join(sorted(outside))
         return wrong(f"{text}; a pass of {name} does not go through DDP", "the-ten-lines")
@@ -621,7 +619,7 @@ class Numbers:
 
 
 def compare_numbers(one, other, again):
-    """Compare what two runs print. `again` gives a run that differs from `one` by rounding and by its times."""
+    """Compare what two runs print. `again` gives a run like `one`, but for rounding and times."""
     result = Numbers()
     alone, together = printed_numbers(one), printed_numbers(other)
     repeated = None
@@ -652,7 +650,7 @@ def is_near(a, b, variation=0.0):
     if not re.search(r"[.eE]", a + b) or not re.fullmatch(r"[-+\d.eE]+", a + b):
         return variation > 0  # counts, nan, inf
     mantissa, _, exponent = a.lower().partition("e")
-    last_digit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+    last_digit = 10.0 ** (int(exponent or 0) - len(mantissa))
     one, other = float(a), float(b)
     return abs(one - other) <= max(1.01 * last_digit, 1e-8 * abs(one), 100 * variation)
 

@@ -412,7 +412,7 @@ def other_mode(this):
         for mine, its in zip(this.rows(0, "call"), this.rows(rank, "call"), strict=False):
             if mine["model"] == its["model"] and mine["training"] != its["training"]:
                 modes = ["training" if call["training"] else "evaluation" for call in (mine, its)]
-                model = mine["model"].partition(".")[2]
+                model = mine["model"]
                 return f"rank 0 runs {model} in {modes[0]} mode while rank {rank} runs it in {modes[1]} mode"
     return ""
 

@@ -86,6 +86,7 @@ class Watch:
         self.rank = int(os.environ.get("RANK", 0))
         self.files = {}  # by process, because a worker of a loader may be a fork
         self.models = {}  # id of a model: its name and a weak reference, so that DDP can end before its group
+        self.trained = set()  # the names of those that a backward pass has come back to
         self.outputs = []  # weak references to what the models have returned
         self.steps = 0
         self.loaders = 0
@@ -135,13 +136,16 @@ class Watch:
 
     # ---- the model
 
-    def weights(self):
+    def trained_models(self):
+        """Before the first step all models that were called, then those that are trained."""
         models = [(name, reference()) for name, reference in self.models.values()]
-        return named(models, nn.Module.named_parameters)
+        return [(name, model) for name, model in models if not self.steps or name in self.trained]
+
+    def weights(self):
+        return named(self.trained_models(), nn.Module.named_parameters)
 
     def buffers(self):
-        models = [(name, reference()) for name, reference in self.models.values()]
-        return named(models, nn.Module.named_buffers)
+        return named(self.trained_models(), nn.Module.named_buffers)
 
     def look_at_call(self, function, module, *args, **kwargs):
         """Look at the outermost call of a module with weights, which is the model."""
@@ -164,6 +168,7 @@ class Watch:
             self.depth -= 1
 
         def is_used(gradient):  # the backward pass has come back to this call: it was for training
+            self.trained.add(seen["model"])
             if "draws" not in seen:
                 seen["draws"] = random_state() != seen["random"]
                 self.write("forward", **seen)
@@ -178,11 +183,13 @@ class Watch:
 
     def describe(self, model, inputs):
         """What is known of a call of the model before it is made."""
-        new = f"{len(self.models)}.{type(model).__name__}", weakref.ref(model)
-        is_new = id(model) not in self.models
-        name = self.models.setdefault(id(model), new)[0]
-        if is_new and "PORT_NUDGE" in os.environ:
-            exact().nudge(model)
+        kind = type(model).__name__
+        if id(model) not in self.models:
+            same = sum(name.startswith(f"{kind} ") for name, _ in self.models.values())
+            self.models[id(model)] = f"{kind} {same + 1}", weakref.ref(model)
+            if "PORT_NUDGE" in os.environ:
+                exact().nudge(model)
+        name = self.models[id(model)][0]
         if not self.steps and name not in self.called:
             self.last_weights = hashes(self.weights())
             self.write("weights", step=0, weights=self.last_weights)
@@ -325,7 +332,7 @@ class Watch:
 
     def look_at_log(self, function, handler, record):
         if not isinstance(handler, logging.FileHandler):
-            self.write("log", text=record.getMessage(), path=record.pathname)
+            self.write("log", text=record.getMessage(), path=os.path.abspath(record.pathname))
         return function(handler, record)
 
     def look_at_collective(self, function, *args, **kwargs):
