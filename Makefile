@@ -5,9 +5,9 @@ ARGUMENTS ?=
 LESSONS ?= ladder
 KILLS ?= 20
 TIER ?= quick
-TESTS = -q -n 5 --dist worksteal --durations 15
+TESTS = -q -n auto --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-all tools newest debian check lab notebooks starters gradescope students selftest chaos diffs carry pictures bench scaling gpu site site-serve format
 
 help: # the targets, in groups
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
@@ -26,8 +26,8 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requir
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-run: setup ## run lessons 01 to 06 (LESSONS=all: to 17) and compare their curves: a table and out/ladder.svg
-	@$(PYTHON) -m tools.ladder --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
+run: setup ## run lessons 01 to 06 (LESSONS=all: to 17) and compare their curves: a table and out/run/ladder.svg
+	@$(PYTHON) -m tools.run --out $(OUT)/run --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run the quick tests in about 8 minutes; the last lines say what was skipped
 	@$(PYTHON) -m pytest $(TESTS) -m "$(TIER)" $(ARGUMENTS)
@@ -38,8 +38,10 @@ check: setup ## grade your exercises: EX=03 for one, HINTS=1, WATCH=1 (again at 
 		--confcutdir tests/exercises -p no:cacheprovider $(if $(filter -v%,$(ARGUMENTS)),,-q)) $(if $(EX),--only $(EX)) \
 		$(if $(SUBMISSION),--submission $(SUBMISSION)) $(if $(HINTS),--hints) --out $(OUT) $(ARGUMENTS) || [ -t 2 ]
 
+# In WSL, the browser of Windows cannot open a file of Linux, only an address.
 lab: setup ## open the notebooks in JupyterLab
-	@$(PYTHON) -m jupyterlab --ServerApp.port=0 --LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
+	@$(PYTHON) -m jupyterlab --ServerApp.port=0 $(if $(WSL_DISTRO_NAME),--ServerApp.use_redirect_file=False) \
+		--LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
 
 gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small version without GPUs)
 	@$(PYTHON) -m tools.gpu --out $(OUT) $(ARGUMENTS)
@@ -79,6 +81,10 @@ tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chrom
 newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISION=0.29.1, before a release
 	@sh tools/newest.sh
 
+SUITE ?= sid
+debian: ## run README's commands in a bare Debian, before a release: SUITE=trixie for Python 3.13
+	@sh tools/debian.sh $(SUITE)
+
 notebooks: setup ## execute the notebooks and store their output (ARGUMENTS=03_ddp_spawn for one)
 	@$(PYTHON) -m tools.notebooks $(ARGUMENTS)
 
@@ -87,6 +93,9 @@ starters: setup ## write the starters in lessons/exercises from the solutions
 
 diffs: setup ## write commands, diffs and lists into pages, READMEs and notebooks
 	@$(PYTHON) -m tools.diffs
+
+carry: setup ## carry a change of a lesson into the scripts that grew from it: LESSON=03
+	@$(PYTHON) -m tools.carry $(LESSON)
 
 pictures: setup ## redraw the pictures of the READMEs
 	@$(PYTHON) -m tools.pictures

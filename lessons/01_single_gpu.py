@@ -46,20 +46,12 @@ def train(arguments):
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model, test_loader, device)
+        correct = workload.count_correct(model, test_loader, device)
         speed = len(train_loader) * arguments.batch_size / seconds
         workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
     # Move the model to the CPU first: a machine without a GPU can load GPU tensors only with map_location.
     torch.save(model.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":

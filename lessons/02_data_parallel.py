@@ -4,10 +4,10 @@
 
 You will see lesson 01's losses again. In every step, one process with one thread per GPU does six things.
     scatter    GPU 0 splits the batch into one chunk per GPU
-    replicate  GPU 0 copies the whole model to all other GPUs, again in every step
+    replicate  GPU 0 copies the whole model to all other GPUs, in every step
     forward    each thread runs one copy, but Python's lock (the GIL) lets only one run Python code at a time
     gather     the outputs go back to GPU 0, which computes the loss
-    backward   the gradients of all copies are added up on GPU 0, and the copies are discarded
+    backward   the gradients of all copies are added up on GPU 0, the copies discarded
     step       only GPU 0 updates its model
 GPU 0 does the most work and needs the most memory, and DataParallel cannot use a second machine.
 PyTorch's documentation recommends DDP, the next lesson, even on a single machine.
@@ -56,20 +56,12 @@ def train(arguments):
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model, test_loader, device)
+        correct = workload.count_correct(model, test_loader, device)
         speed = len(train_loader) * arguments.batch_size / seconds
         workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
     # Move the model to the CPU first: a machine without a GPU can load GPU tensors only with map_location.
     torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":

@@ -21,18 +21,19 @@ import workload
 
 @record  # record puts the first failed process's traceback into torchrun's report
 def train(rank, world_size, device, arguments):
-    check_shared(arguments.out, rank, device)
+    workload.check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
+    # A DistributedSampler may repeat some test images.
+    indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     model = nn.parallel.DistributedDataParallel(model)
-    settle(model, train_set.images[:1].to(device))
+    workload.settle(model, train_set.images[:1].to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
@@ -48,11 +49,14 @@ def train(rank, world_size, device, arguments):
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
+            if (first, done) == (arguments.epochs, len(train_loader)):
+                workload.say_nothing_left(arguments.out, arguments.lesson)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
-        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # ranks must draw different numbers
+        # Ranks must draw different numbers.
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
             if step <= done:  # loading a skipped batch may change the random state
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
@@ -78,7 +82,8 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
+        # DDP's forward may wait for other ranks, so evaluate the model inside.
+        correct = workload.count_correct(model.module, test_loader, device)
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
         if rank == 0:
@@ -89,33 +94,6 @@ def train(rank, world_size, device, arguments):
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
-def settle(model, images):
-    """Run DDP's first backward pass now: later passes sum in a different order."""
-    model.eval()  # evaluation mode changes neither batch norm nor the random state
-    model(images).sum().backward()
-    model.train()
-    model.zero_grad()
-
-
-def check_shared(folder, rank, device):
-    """A machine that cannot see rank 0's snapshot would start over at epoch 1."""
-    ticket = torch.tensor(time.time_ns(), device=device)
-    file = folder / "ticket"
-    if rank == 0:
-        file.write_text(str(ticket.item()))
-    dist.broadcast(ticket, src=0)
-    if not file.exists() or file.read_text() != str(ticket.item()):
-        workload.refuse(f"--out {folder} is not on a shared disk; 06b has --own-disks")
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
-
-
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
@@ -124,7 +102,8 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    # RANK counts the processes of all machines, LOCAL_RANK those of this machine.
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)

@@ -68,7 +68,7 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader)  # of all images already
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model, test_loader, device)
+        correct = workload.count_correct(model, test_loader, device)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
@@ -128,14 +128,6 @@ def gather(value):
     return value.detach().cpu()
 
 
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
-
-
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.set_defaults(epochs=7, lr=0.1, width=32)
@@ -146,7 +138,8 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % world_size:
         workload.refuse(f"{world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    # RANK counts the processes of all machines, LOCAL_RANK those of this machine.
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     device_id = None if device.type == "cpu" else device  # given a device_id, NCCL starts immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))

@@ -151,7 +151,8 @@ if __name__ == "__main__":
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     experts.check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    # RANK counts the processes of all machines, LOCAL_RANK those of this machine.
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     device_id = None if device.type == "cpu" else device  # given a device_id, NCCL starts immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))

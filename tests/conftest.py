@@ -14,12 +14,13 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.helpers import probe_runs
 from tools import launcher, lessons
 from tools.testbed import pretending
-from tools.testbed.forks import Forks
+from tools.testbed.forks import Forks, start_server
 from tools.testbed.processes import alive, wait_for
 from tools.testbed.surroundings import own_torchrun, python_path, short_folder
 
@@ -41,8 +42,16 @@ def pytest_configure(config):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in ("PYTHONUNBUFFERED", "ARGUMENTS", "TIER"):
         os.environ.pop(name, None)
+    if launcher.local_address():  # torchrun --standalone would wait for minutes: see pages/errors.md
+        os.environ["PET_LOCAL_ADDR"] = "127.0.0.1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Five, since they wait more than they compute. Fewer where memory is small, as in WSL: each has a fork
+    server with torch, and runs lessons on up to eight processes."""
+    return max(1, min(5, int(psutil.virtual_memory().available // 1.5e9)))
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -281,7 +290,7 @@ def run(start):
 
 @pytest.fixture(scope="session")
 def forks():
-    forks = Forks()
+    forks = start_server()
     yield forks
     forks.close()
 

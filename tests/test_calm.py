@@ -23,9 +23,9 @@ LONG, SHARE = 90, 0.12
 # written from memory. (In 08, what does not concern the other processes is to stay in lessons/parts.)
 OTHERS = 60
 NEW = {
-    "03_ddp_spawn": 32,
+    "03_ddp_spawn": 34,
     "04_ddp_torchrun": 16,
-    "05_snapshots": 22,
+    "05_snapshots": 24,
     "06_multinode": 20,
     "06a_any_step": 35,
     "06b_preemption": 40,
@@ -33,7 +33,7 @@ NEW = {
     "09_fsdp": 80,
     "10_pipeline": 95,
     "11_tensor_parallel": 95,
-    "13_gpt": 75,
+    "13_gpt": 80,
     "15_context_parallel": 80,
     "17_one_mesh": 80,
 }

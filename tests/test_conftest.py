@@ -5,10 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from tests import conftest
 from tools.lessons import ROOT
+from tools.testbed import pretending
 
 TESTS = """
 import pytest
@@ -41,3 +44,18 @@ def test_marks_choose_by_case_and_a_skip_must_be_allowed(tmp_path, allowed, code
     assert passed == {"without_a_mark", "cases[2]", "cases[4]", "cases[5]"}, run.stdout + run.stderr
     assert run.returncode == code and "   1  needs a moon\n" in run.stdout
     assert ("no test may be skipped because: needs a moon" in run.stdout) == bool(code)
+
+
+@pytest.mark.parametrize(("gigabytes", "workers"), [(24, 5), (3.4, 2), (0.5, 1)])
+def test_a_machine_with_little_memory_runs_fewer_tests_at_once(monkeypatch, gigabytes, workers):
+    memory = SimpleNamespace(available=gigabytes * 1e9)
+    monkeypatch.setattr(conftest.psutil, "virtual_memory", lambda: memory)
+    assert conftest.pytest_xdist_auto_num_workers(None) == workers
+
+
+@pytest.mark.parametrize(("command", "reason"), [("sleep 60", "needs GPUs that can exchange"), ("true", "")])
+def test_gpus_that_hang_are_found_out_once_and_not_by_every_test(monkeypatch, command, reason):
+    """The command stands for the preflight, which hangs where P2P is broken."""
+    monkeypatch.setattr(pretending, "own_torchrun", lambda *words: command.split())
+    said = pretending.cannot_talk.__wrapped__(limit=1)
+    assert said.startswith(reason) and bool(said) == bool(reason)

@@ -12,7 +12,8 @@ import torch
 
 import workload
 from tests.helpers.patches import patched
-from tools import diffs, ladder, launcher, lessons
+from tools import diffs, launcher, lessons
+from tools import run as make_run
 
 ROOT = launcher.ROOT
 README = (ROOT / "README.md").read_text()
@@ -56,7 +57,7 @@ def test_a_lesson_has_the_number_the_title_and_the_origin_that_the_table_says():
 def test_the_readme_can_be_read_in_five_minutes():
     clone = "" if lessons.ADDRESS else diffs.clone("https://github.com/someone/rungs")
     prose = re.sub(r"(?m)^\| \[.*\n", "", README)  # without the rows of the lessons
-    assert len((prose + clone).split()) <= 740, "as `wc -w` counts them, code too"
+    assert len((prose + clone).split()) <= 5 * 170, "170 words a minute, as `wc -w` counts them, code too"
     commands = [line for block in re.findall(r"(?s)```sh\n(.*?)```", README) for line in block.splitlines()]
     assert len(commands) >= 5 and max(map(len, commands)) <= 80
 
@@ -65,12 +66,12 @@ def test_the_readmes_table_is_the_one_that_make_run_prints():
     """Its rows are those of lessons 01 to 06 on a machine without a GPU, without the speed."""
     table = re.search(r"(?s)```\n(lesson .*?)```", README)[1]
     shown = [re.split(r"  +", line) for line in table.splitlines()]
-    columns = [column for column in ladder.COLUMNS if column not in ("images/s", "seconds")]
+    columns = [column for column in make_run.COLUMNS if column not in ("images/s", "seconds")]
     assert shown[0] == columns
     for lesson, row in zip(lessons.LADDER, shown[1:], strict=True):
         last = {"loss": 0.0155, "accuracy": 0.982, "images_per_second": 1}  # a run of `make run`
-        climbed = ladder.Climbed(lesson, lesson.processes_for(0), 1, [last], "yes")
-        assert row == [ladder.cells(climbed)[column] for column in columns]
+        climbed = make_run.Climbed(lesson, lesson.processes_for(0), 1, [last], "yes")
+        assert row == [make_run.cells(climbed)[column] for column in columns]
 
 
 def test_the_command_in_a_docstring_is_the_one_that_is_tested():
@@ -150,32 +151,55 @@ def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
     """Only the count is replaced: the lessons find no GPU, and run on the CPU."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # torchrun leaves a folder there
     small = ["--epochs", "1", "--train-size", "240", "--test-size", "60"]
-    monkeypatch.setattr(ladder.workload, "gpu_count", lambda: 1)
+    monkeypatch.setattr(make_run.workload, "gpu_count", lambda: 1)
     for stem, processes in (("04_ddp_torchrun", 2), ("01_single_gpu", 1)):
-        assert ladder.start(lessons.get(stem), processes, tmp_path, small)
+        assert make_run.start(lessons.get(stem), processes, tmp_path, small)
         assert ("$ SHARE_GPU=1 torchrun" in capsys.readouterr().out) == (processes == 2)
 
 
 @pytest.mark.parametrize(("speed", "slower"), [(90, "03_ddp_spawn"), (110, None)])
 def test_make_run_says_why_two_processes_are_slower_only_if_they_are(speed, slower):
-    rows = [ladder.Climbed(lessons.get(stem), 2, 1.0) for stem in ("01_single_gpu", "03_ddp_spawn")]
+    rows = [make_run.Climbed(lessons.get(stem), 2, 1.0) for stem in ("01_single_gpu", "03_ddp_spawn")]
     rows[0].processes = 1
     for row, images_per_second in zip(rows, (100, speed), strict=True):
         row.curve = [{"images_per_second": images_per_second}]
-    found = ladder.find_slower(rows)
+    found = make_run.find_slower(rows)
     assert (found and found.lesson.stem) == slower
 
 
 def test_make_run_says_no_if_a_curve_is_another(tmp_path):
-    rows = [ladder.Climbed(lessons.get(stem), 1, 1.0) for stem in ("01_single_gpu", "04_ddp_torchrun")]
+    rows = [make_run.Climbed(lessons.get(stem), 1, 1.0) for stem in ("01_single_gpu", "04_ddp_torchrun")]
     rows[0].curve, rows[1].curve = [row(1, 1.0)], [row(1, 2.0)]
-    assert ladder.judge(rows[1], rows[0], tmp_path).startswith("no: the loss")
+    assert make_run.judge(rows[1], rows[0], tmp_path).startswith("no: the loss")
+
+
+def test_make_run_says_where_to_look_after_a_long_silence(tmp_path, monkeypatch, capsys):
+    small = ["--epochs", "1", "--train-size", "240", "--test-size", "60"]
+    monkeypatch.setattr(make_run, "SILENT_SECONDS", 0.5)  # importing torch takes longer
+    assert make_run.start(lessons.get("01_single_gpu"), 1, tmp_path, small)
+    assert capsys.readouterr().out.count("01_single_gpu has printed nothing for two minutes") == 1
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason", "words"),
+    [
+        ("darwin", None, "Apple's GPU stays idle"),
+        ("linux", "the driver is too old", "Its GPU stays idle: the driver is too old"),
+        ("linux", None, "cores."),
+    ],
+)
+def test_make_run_says_which_gpu_stays_idle_and_why(monkeypatch, platform, reason, words):
+    monkeypatch.setattr(make_run.sys, "platform", platform)
+    monkeypatch.setattr(make_run, "unseen_gpu", lambda: reason)
+    text = make_run.describe_machine(0)
+    assert text.startswith("This machine has no GPU that torch can use, and ") and words in text
+    assert text.count("idle") == (platform == "darwin" or reason is not None)
 
 
 def run_ladder(folder, numbers, *more):
     sizes = ("--epochs", "1", "--train-size", "242", "--test-size", "30", *more)
-    environment = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-    words = (sys.executable, "-m", "tools.ladder", "--lessons", numbers, *sizes)
+    environment = {"CUDA_VISIBLE_DEVICES": "-1", "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    words = (sys.executable, "-m", "tools.run", "--lessons", numbers, *sizes)
     return call(*words, cwd=folder, environment=environment)
 
 
@@ -186,7 +210,7 @@ def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
     table = result.stdout.split("same curve\n")[1].splitlines()
     assert [line.split()[0] for line in table[:2]] == ["01_single_gpu", "06_multinode"]
     assert all(line.endswith(" yes") for line in table[:2])
-    assert "<svg" in (tmp_path / "out/ladder.svg").read_text()
+    assert "<svg" in (tmp_path / "out/run/ladder.svg").read_text()
 
 
 @pytest.mark.long
@@ -194,7 +218,7 @@ def test_the_ladder_names_the_lesson_that_fails_and_shows_its_log(tmp_path):
     result = run_ladder(tmp_path, "01,03", "--batch-size", "121")  # odd: lesson 01 runs, lesson 03 refuses
     assert result.returncode == 1
     assert result.stderr == "error: failed: 03_ddp_spawn\n"
-    assert "03_ddp_spawn failed with status 2. Its log, out/03_ddp_spawn.log:" in result.stdout
+    assert "03_ddp_spawn failed with status 2. Its log, out/run/03_ddp_spawn.log:" in result.stdout
     assert "  | error: --batch-size 121 does not divide by 2 processes" in result.stdout
 
 

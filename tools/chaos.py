@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from tools import launcher, lessons
-from tools.testbed.forks import Forks
-from tools.testbed.processes import living
+from tools.testbed.forks import start_server
+from tools.testbed.processes import children
 
 LESSON = "06b_preemption"
 SIZES = ("--train-size", 480, "--test-size", 100, "--batch-size", 24, "--epochs", 20)
@@ -77,8 +77,7 @@ class Run:
         return int((self.folder / ".pid").read_text())
 
     def ranks(self):
-        agent = self.agent()
-        return sorted(process.pid for process in living() if process.parent == agent)
+        return children(self.agent())
 
     def steps(self):
         """The steps that process 0 has taken: when, its pid, and the place in the run."""
@@ -208,7 +207,7 @@ def chaos(kills, folder, forks, processes=(2, 4), kinds=KINDS, limit=3, lesson=L
 
 
 if __name__ == "__main__":
-    kills, forks = int(sys.argv[1]), Forks()
+    kills, forks = int(sys.argv[1]), start_server()
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:
         try:
             chaos(kills, Path(place), forks)

@@ -148,9 +148,10 @@ def ladder_table() -> str:
 
 
 def one_screen() -> str:
-    """The program of page 03 that needs no other file, and the command that starts it."""
-    page = lessons.get("03_ddp_spawn").page.read_text().partition("\n## DDP on one screen\n")[2]
-    return "\n".join(re.search(rf"(?s)```{language}\n.*?```\n", page)[0] for language in ("python", "sh"))
+    """lessons/ddp.py, which needs no other file, without its docstring, and the command that starts it."""
+    program = (ROOT / "lessons/ddp.py").read_text().partition('"""\n\n')[2]
+    command = "torchrun --standalone --nproc-per-node 2 lessons/ddp.py"
+    return f"```python\n{program}```\n\n```sh\n{command}\n```\n"
 
 
 def clone(address=lessons.ADDRESS) -> str:
@@ -161,20 +162,6 @@ def clone(address=lessons.ADDRESS) -> str:
 def clone_in_a_cell(address=lessons.ADDRESS) -> str:
     """The same in a cell of Colab or Kaggle; where the address is not known, the reader has to fill it in."""
     return f"```sh\n!git clone --depth 1 {address or '(address of your copy)'} rungs\n%cd rungs\n```\n"
-
-
-def citation(address=lessons.ADDRESS) -> str:
-    """CITATION.cff, which GitHub looks for at the top of a repository."""
-    found = f"repository-code: {address}\n" if address else ""
-    return f"""\
-cff-version: 1.2.0
-message: If you use Rungs in a course or a paper, please cite it.
-title: "Rungs: distributed training with PyTorch, one diff at a time"
-type: software
-authors:
-  - name: The authors of Rungs
-license: MIT
-{found}"""
 
 
 def contents() -> str:
@@ -360,6 +347,7 @@ def pages():
         lessons.get, ("03_ddp_spawn", "06b_preemption", "07_mixed_precision", "08_real_training")
     )
     found[lesson_03.page]["from lesson 01"] = changes(lesson_03.path, first, "../")  # for who skips lesson 02
+    found[lesson_03.page]["one screen"] = one_screen()
     found[lesson_06b.page]["faults"] = faults.listed()
     found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
     frameworks = [path for path in FRAMEWORKS if path.stem not in SHARDED]
@@ -395,7 +383,6 @@ def main(check):
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
         new[row.path] = nbformat.writes(with_diffs(with_way(row, read(row)))) + "\n"
-    new[ROOT / "CITATION.cff"] = citation()
     for path, page in new.items():
         if not path.exists() or page != path.read_text():
             if check:

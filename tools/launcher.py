@@ -1,7 +1,9 @@
 """How each lesson is started, for `make run`, the tests and the bench: by the command its docstring gives."""
 
+import functools
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -35,12 +37,22 @@ def command(stem: str, processes: int, *arguments, script: Path | None = None) -
         environment["PATH"] = path
         environment["PROCESSES"] = str(processes // 2)
     else:
-        words = [*torchrun, "--standalone", "--nproc-per-node", processes]
+        words = [*torchrun, "--standalone", *local_address(), "--nproc-per-node", processes]
         if lesson.restarts:
             words += ["--max-restarts", 3]
             environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         words += [script]
     return [str(word) for word in [*words, *arguments]], environment
+
+
+@functools.cache
+def local_address() -> list[str]:
+    """What torchrun needs where this machine's own name does not resolve, or it waits for many minutes."""
+    try:
+        socket.getaddrinfo(socket.getfqdn(), None)
+    except OSError:
+        return ["--local-addr", "127.0.0.1"]
+    return []
 
 
 def in_one_agent(stem: str, processes: int, *arguments) -> tuple[list[str], dict]:

@@ -58,6 +58,7 @@ class Lesson:
     ladder: bool = False
     curve: Curve = Curve()
     processes: int = 2
+    most: int = 8
     items: str = "images"
     needs: str = ""
     small: str = "--train-size 240 --batch-size 24 --test-size 60"
@@ -84,8 +85,11 @@ class Lesson:
         """How many processes a machine with this many GPUs starts."""
         if self.is_one_process():
             return 1
-        # A power of two, which divides the batch and all that is sharded. Too few GPUs are shared.
-        return max(self.processes, 1 << min(gpus, 8).bit_length() - 1 if gpus else 0)
+        if gpus == 0:
+            return self.processes
+        # A power of two: three processes cannot share four heads. Too few GPUs are shared.
+        used = min(gpus, self.most)
+        return max(self.processes, 2 ** (used.bit_length() - 1))
 
 
 def is_missing(needs: str) -> bool:
@@ -120,7 +124,20 @@ def read(path: Path = TABLE) -> tuple[tuple[Lesson, ...], tuple[Notebook, ...]]:
     return tuple(rows), tuple(Notebook(**notebook) for notebook in table["notebook"])
 
 
+def read_grown(path: Path = TABLE) -> dict[Path, Path]:
+    """The scripts that are no lessons, each with the script that it grew from."""
+    grown = {}
+    for row in tomllib.loads(path.read_text())["grown"]:
+        script, parent = ROOT / row["script"], ROOT / row["from"]
+        for needed in (script, parent):
+            if not needed.exists():
+                raise SystemExit(f"error: {path.name}: {needed.relative_to(ROOT)} is missing")
+        grown[script] = parent
+    return grown
+
+
 LESSONS, OTHER_NOTEBOOKS = read()
+GROWN = read_grown()
 ADDRESS = tomllib.loads(TABLE.read_text())["address"].rstrip("/")
 STEMS = tuple(lesson.stem for lesson in LESSONS)
 LADDER = tuple(lesson for lesson in LESSONS if lesson.ladder)

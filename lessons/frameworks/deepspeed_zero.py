@@ -33,7 +33,8 @@ def train(rank, world_size, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
+    # A DistributedSampler may repeat some test images.
+    indices = range(rank, len(test_set), world_size)
     # Every process needs the same number of batches: at stage 3, forward waits for all processes.
     rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [indices[number::rounds] for number in range(rounds)]
@@ -67,7 +68,7 @@ def train(rank, world_size, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(engine.module, test_loader, engine.device)
+        correct = workload.count_correct(engine.module, test_loader, engine.device)
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
@@ -105,14 +106,6 @@ def held(tensors):
     """Bytes of memory that these tensors keep: a view keeps all of its storage."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def train(fabric, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed + 1, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
+    # A DistributedSampler may repeat some test images.
+    indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)

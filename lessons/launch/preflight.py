@@ -14,7 +14,6 @@ machines, and checks that all machines see the same folder for snapshots, with r
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -39,6 +38,7 @@ LITTLE = 2**30  # bytes: less free memory is a problem
 SAME = dict.fromkeys(("python", "torch", "cuda", "nccl", "driver", "device"), "Install")
 SAME |= {"script": "Copy", "data": "Copy"}
 NO_ADDRESS = "none"
+ASK_FOR_ADDRESS = 0xC0206921 if sys.platform == "darwin" else 0x8915  # SIOCGIFADDR
 
 
 class Page:
@@ -122,11 +122,13 @@ def gather(store: dist.Store, name: str, rank: int, world_size: int, value, seco
 
 def interfaces() -> dict[str, dict]:
     """For each interface that is up: its name, its address, and the speed that its card reports, in Mb/s."""
+    import fcntl  # Windows has none
+
     found = {}
     for _, name in socket.if_nameindex():
         asked = struct.pack("256s", name.encode()[:15])
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-            answer = fcntl.ioctl(probe.fileno(), 0x8915, asked)  # SIOCGIFADDR
+            answer = fcntl.ioctl(probe.fileno(), ASK_FOR_ADDRESS, asked)
             speed = None
             with contextlib.suppress(OSError, ValueError):
                 speed = int(Path(f"/sys/class/net/{name}/speed").read_text())
@@ -165,9 +167,21 @@ def driver() -> str:
     return said[0] if said else "none"
 
 
-def free_memory() -> int:
-    text = Path("/proc/meminfo").read_text()
-    return int(re.search(r"MemAvailable: +(\d+)", text)[1]) * 1024
+def free_memory() -> int | None:
+    """Bytes, or None if neither Linux nor psutil, which torch does not need, is there to say it."""
+    about = Path("/proc/meminfo")
+    if about.exists():
+        return int(re.search(r"MemAvailable: +(\d+)", about.read_text())[1]) * 1024
+    with contextlib.suppress(ImportError):
+        import psutil
+
+        return psutil.virtual_memory().available
+    return None
+
+
+def count_cores() -> int:
+    """The cores that this process may use. macOS lets every process use all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def describe_script(path: Path | None) -> str | None:
@@ -203,9 +217,9 @@ def examine(device: torch.device, options: argparse.Namespace) -> dict:
         "driver": driver(),
         "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
         "gpu": str(torch.cuda.get_device_properties(device).uuid) if is_gpu else None,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_cores(),
         "memory": free_memory(),
-        "/dev/shm": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0,
+        "/dev/shm": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else None,
         "gpu_memory": torch.cuda.mem_get_info(device)[0] if is_gpu else None,
         "interfaces": found,
         "address": offered_address(found),
@@ -232,7 +246,7 @@ def share_gpus(rank: int, seen: list[dict]) -> None:
         refuse(
             f"too few GPUs: {ranks_in_words(sharing)} would share a GPU with another rank of the same "
             "machine. Put SHARE_GPU=1 in front of the command to let them share, "
-            'or CUDA_VISIBLE_DEVICES="" to use the CPU'
+            "or CUDA_VISIBLE_DEVICES=-1 to use the CPU"
         )
     if rank in sharing:
         # NCCL does not let two processes of a machine share a GPU, so pretend to be another machine.
@@ -456,7 +470,10 @@ def compare(page: Page, seen: list[dict]) -> None:
         ("memory", "of free memory: look who has the rest"),
         ("/dev/shm", "free in /dev/shm, which NCCL and loader workers use"),
     ):
-        free, host = min((one[name], one["host"]) for one in seen)
+        known = [(one[name], one["host"]) for one in seen if one[name] is not None]
+        if not known:  # macOS has no /dev/shm
+            continue
+        free, host = min(known)
         page.lines.append(f"  {name:10} at least {in_gb(free)} free, on {host}")
         if free < LITTLE:
             page.problems.append(f"{host} has {in_gb(free)} {words}")
@@ -530,6 +547,8 @@ def main() -> bool:
     parser.add_argument("--data", type=Path, help="a folder with the same files on all machines")
     parser.add_argument("--shared", type=Path, help="a folder on a disk that all machines share")
     options = parser.parse_args()
+    if os.name == "nt":
+        refuse("on Windows, use WSL 2: lessons/launch/README.md#windows")
     read_environment()
     if "RANK" not in os.environ:
         refuse("start it as the run will be started: torchrun --standalone --nproc-per-node 2 preflight.py")

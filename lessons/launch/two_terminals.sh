@@ -19,18 +19,22 @@ export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 
 launch() {  # launch NODE ARGUMENTS...
     # Each launcher counts its GPUs from 0. Without GPUs of their own, both would use the same ones.
-    all=${CUDA_VISIBLE_DEVICES-$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p' | tr '\n' ,)}
+    all=${CUDA_VISIBLE_DEVICES-}
+    if [ -z "${CUDA_VISIBLE_DEVICES+set}" ] && { type nvidia-smi || [ -e /dev/kfd ] || [ -e /dev/dxg ]; } >/dev/null 2>&1
+    then  # a driver of NVIDIA, of AMD, or of WSL
+        all=$(python -c 'import torch; print(*range(torch.cuda.device_count()), sep=",")')
+    fi
     IFS=, read -ra gpus <<<"$all"
     if [ "${#gpus[@]}" -ge $((2 * processes)) ]; then
         export CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${gpus[*]:$1*processes:processes}")
     elif [ "${SHARE_GPU-}" != 1 ]; then
-        export CUDA_VISIBLE_DEVICES=
+        export CUDA_VISIBLE_DEVICES=-1  # AMD's library takes an empty one for none
     else
         # NCCL refuses two processes of one machine on one GPU, so each launcher gets a machine of its own.
         export NCCL_HOSTID="$HOSTNAME-node$1"
     fi
     exec torchrun --nnodes 1:2 --nproc-per-node "$processes" --max-restarts 3 --rdzv-backend c10d \
-        --rdzv-endpoint "localhost:$port" --rdzv-id rungs --rdzv-conf join_timeout=60 \
+        --rdzv-endpoint "localhost:$port" --rdzv-id rungs --rdzv-conf join_timeout=60 --local-addr localhost \
         "$script" "${@:2}"
 }
 

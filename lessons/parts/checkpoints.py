@@ -56,6 +56,8 @@ class Checkpoints:
         epoch = self.scheduler.last_epoch
         if dist.get_rank() == 0:
             print(f"resumed after epoch {epoch}", flush=True)
+            if epoch == self.settings["epochs"]:
+                workload.say_nothing_left(self.folder, self.lesson)
         return epoch
 
     def state(self):

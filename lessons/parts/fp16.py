@@ -30,7 +30,8 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
+    # A DistributedSampler may repeat some test images.
+    indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
@@ -68,7 +69,8 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for other ranks
+        # DDP's forward may wait for other ranks, so evaluate the model inside.
+        correct = workload.count_correct(model.module, test_loader, device)
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
@@ -79,14 +81,6 @@ def train(rank, world_size, device, arguments):
         scale = scaler.get_scale()
         print(f"steps {steps}, clipped {clipped}, skipped {skipped}, scale {scale:,.0f}")
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":
@@ -107,7 +101,8 @@ if __name__ == "__main__":
         workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {norm}")
     if not 1 <= scale <= 2**32:
         workload.refuse(f"--first-scale must be from 1 to {2**32}, not {scale:g}")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    # RANK counts the processes of all machines, LOCAL_RANK those of this machine.
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)

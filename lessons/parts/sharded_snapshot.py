@@ -54,6 +54,8 @@ class Snapshots:
         dcp.load(state, checkpoint_id=path)  # reads only this rank's shards, however the snapshot was sharded
         if dist.get_rank() == 0:
             print(f"resumed in epoch {state['epoch']} after step {state['step']}", flush=True)
+            if state["epoch"] > self.settings["epochs"]:
+                workload.say_nothing_left(self.folder, self.lesson)
         return state["epoch"], state["step"], state["loss_sum"]
 
     def refuse_other_settings(self, path):

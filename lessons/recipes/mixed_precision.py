@@ -32,7 +32,7 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @workload.print_first_error
 def train(rank, world_size, device, arguments):
-    check_shared(arguments.out, rank, device)
+    workload.check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
     train_set, validation_set = workload.split(train_set, arguments.validation_size)
@@ -40,7 +40,8 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     augmented = loading.Augmented(train_set, arguments.seed, arguments.data)
     train_loader = loading.make_loader(augmented, size, sampler, arguments.workers, device)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
+    # A DistributedSampler may repeat some test images.
+    indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     indices = range(rank, len(validation_set), world_size)
     validation_loader = DataLoader(validation_set, 500, sampler=indices, collate_fn=workload.collate)
@@ -51,7 +52,7 @@ def train(rank, world_size, device, arguments):
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
     model.forward_sync_buffers = False  # synchronized batch norm keeps the buffers equal
-    settle(model, train_set.images[:1].to(device))
+    workload.settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))
     lr = arguments.lr * arguments.batch_size / 60  # twice the batch means half the steps, so double the rate
@@ -83,6 +84,8 @@ def train(rank, world_size, device, arguments):
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
+            if (first, done) == (arguments.epochs, len(train_loader)):
+                workload.say_nothing_left(arguments.out, arguments.lesson)
     scale = scaler.get_scale()
     board = Board(arguments, rank, first, model.module, optimizer, train_set.images[:1])
 
@@ -91,7 +94,8 @@ def train(rank, world_size, device, arguments):
             break  # all processes break in the same epoch, so none waits forever
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without set_epoch, every epoch uses the same order
-        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # ranks must draw different numbers
+        # Ranks must draw different numbers.
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
             if step <= done:  # loading a skipped batch may change the random state
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
@@ -125,7 +129,8 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, validation_loader, device)  # DDP may wait for other ranks
+        # DDP's forward may wait for other ranks, so evaluate the model inside.
+        correct = workload.count_correct(model.module, validation_loader, device)
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
         board.show(epoch, mean_loss, correct.item() / len(validation_set), speed)
@@ -133,7 +138,7 @@ def train(rank, world_size, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
-    correct = count_correct(model.module, test_loader, device)  # once, at the end
+    correct = workload.count_correct(model.module, test_loader, device)  # once, at the end
     dist.all_reduce(correct)
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0 and fp16:
@@ -151,35 +156,6 @@ class FloatSyncBatchNorm(resnet.SyncBatchNorm):
         return super().forward(values.float()).to(values.dtype)
 
 
-def settle(model, images):
-    """Run DDP's first backward pass now: later passes sum in a different order."""
-    model.eval()  # evaluation mode changes neither batch norm nor the random state
-    model(images).sum().backward()
-    model.train()
-    model.zero_grad()
-
-
-def check_shared(folder, rank, device):
-    """A machine that cannot see rank 0's snapshot would start over at epoch 1."""
-    ticket = torch.tensor(time.time_ns(), device=device)
-    file = folder / "ticket"
-    if rank == 0:
-        file.write_text(str(ticket.item()))
-    dist.broadcast(ticket, src=0)
-    if not file.exists() or file.read_text() != str(ticket.item()):
-        workload.refuse(f"--out {folder} is not on a shared disk; 06b has --own-disks")
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    model.eval()  # otherwise predictions would depend on the rest of the batch
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    model.train()
-    return correct
-
-
 if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
@@ -194,7 +170,8 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     options.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    # RANK counts the processes of all machines, LOCAL_RANK those of this machine.
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     workload.require_precision(arguments.precision, device)
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     timeout = timedelta(seconds=arguments.time_limit)  # PyTorch waits 30 minutes by default (NCCL: 10)

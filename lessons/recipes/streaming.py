@@ -99,13 +99,13 @@ def train(rank, world_size, device, arguments):
     if rank == 0 and not folder.exists():
         write_shards(folder, train_set)
     del train_set
-    dist.barrier()  # otherwise a process could open shards before rank 0 has written them
+    dist.barrier()  # a process could open shards before rank 0 has written them
     lanes = list(range(rank, LANES, world_size))
     stream = Stream(folder, arguments.seed, lanes, arguments.batch_size // LANES)
     options = {"num_workers": arguments.workers}
     if arguments.workers:
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": start_worker}
-    loader = DataLoader(stream, batch_size=None, **options)  # the stream makes the batches itself
+    loader = DataLoader(stream, batch_size=None, **options)  # it makes the batches itself
     indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
@@ -152,21 +152,13 @@ def train(rank, world_size, device, arguments):
         dist.all_reduce(totals)
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)
+        correct = workload.count_correct(model.module, test_loader, device)
         dist.all_reduce(correct)
         if rank == 0:
             speed = (totals[1].item() / world_size - done) * arguments.batch_size / seconds
             mean_loss = (totals[0] / totals[1]).item()
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
         done, totals = 0, torch.zeros_like(totals)
-
-
-@torch.no_grad()
-def count_correct(model, test_loader, device):
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images, labels in test_loader:
-        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
-    return correct
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ if __name__ == "__main__":
     arguments.speeds = arguments.speeds or [1.0] * world_size
     if len(arguments.speeds) != world_size or min(arguments.speeds) <= 0:
         workload.refuse(f"--speeds needs {world_size} numbers above 0, one for each process")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts processes across all machines
+    # RANK counts the processes of all machines, LOCAL_RANK those of this machine.
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)

@@ -3,6 +3,11 @@
 Nothing here changes from lesson to lesson. The training code is in the lessons themselves.
 """
 
+import sys
+
+if sys.platform == "win32":
+    sys.exit("error: Windows itself cannot run the lessons: use WSL 2 (lessons/launch/README.md#windows)")
+
 from workload.endings import (
     crash_once,
     end_with_parent,
@@ -12,6 +17,7 @@ from workload.endings import (
     say,
     told_to_stop,
 )
+from workload.evaluation import count_correct
 from workload.images import (
     DATA,
     Images,
@@ -39,3 +45,4 @@ from workload.mesh import make_mesh
 from workload.model import ConvNet, Normalize
 from workload.options import Parser, check, parser, problem_with, require_torchrun, settings
 from workload.report import progress, report
+from workload.resuming import check_shared, say_nothing_left, settle

@@ -5,16 +5,22 @@ failed.
 import atexit
 import functools
 import gc
+import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from types import FunctionType
 
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
+
+# On a Mac, the next import warns that torchrun cannot redirect output, which no lesson asks for.
+logging.getLogger("torch.distributed.elastic.multiprocessing.redirects").setLevel(logging.ERROR)
+from torch.distributed.elastic.multiprocessing.errors import record  # noqa: E402
 
 told_to_stop = threading.Event()
 
@@ -28,9 +34,15 @@ def refuse(message, again=False):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
         os._exit(2)
+    error = f"error: {' '.join(str(message).split())}"
     # torchrun also restarts a run that cannot work, so print the error only once.
     if again or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        say(f"error: {' '.join(str(message).split())}")
+        say(error)
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        # torchrun ends with a report of some 40 lines. This makes the error its last line.
+        details = {"py_callstack": error, "timestamp": str(int(time.time()))}
+        report = {"message": {"message": error, "extraInfo": details}}
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(report))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # Exit immediately. If another machine failed while Python is still shutting down, torchrun would
         # restart this process without counting the restart here, and the error would be printed again.

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -66,7 +67,7 @@ def require_kernels(device):
     name, (major, minor) = torch.cuda.get_device_name(device), capability
     refuse(
         f"torch {torch.__version__} does not support this GPU ({name}, compute capability "
-        f'{major}.{minor}): {cure}, or put CUDA_VISIBLE_DEVICES="" in front of the command '
+        f"{major}.{minor}): {cure}, or put CUDA_VISIBLE_DEVICES=-1 in front of the command "
         "to use the CPU"
     )
 
@@ -130,8 +131,12 @@ def has_gpus_of_its_own():
 
 
 def unseen_gpu():
-    """The reason why torch cannot use the GPU that NVIDIA's driver lists, or None if there is no problem."""
-    if gpu_count() or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
+    """The reason why torch cannot use the GPU that a driver lists, or None if there is no problem."""
+    if gpu_count() or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    if Path("/dev/kfd").exists() and torch.version.hip is None:  # the device of AMD's driver
+        return f"torch {torch.__version__} was built without ROCm"
+    if not shutil.which("nvidia-smi"):
         return None
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
     if not listed.startswith("GPU"):

@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import socket
 import zlib
 from importlib import metadata
 from pathlib import Path
@@ -72,7 +73,7 @@ def check(arguments, replicas=None, uses_gpus=True, can_share=True):
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     gpus = gpu_count() if uses_gpus else 0
     if 0 < gpus < processes and not has_gpus_of_its_own() and not (can_share and may_share()):
-        variable = 'CUDA_VISIBLE_DEVICES=""'
+        variable = "CUDA_VISIBLE_DEVICES=-1"  # AMD's runtime ignores an empty value
         if can_share:
             cure = f"put SHARE_GPU=1 in front of the command to let them share, or {variable}"
         else:
@@ -149,3 +150,15 @@ def require_torchrun(file, torch=None):
     if "RANK" not in os.environ:
         command = f"torchrun --standalone --nproc-per-node 2 {os.path.relpath(file)}"
         refuse(f"this lesson is started by torchrun: {command}")
+    require_address(os.environ.get("MASTER_ADDR", "localhost"))
+
+
+def require_address(host):
+    """Refuse to start if the host where the processes meet has no address: they would wait for minutes."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        refuse(
+            f"the host name {host} does not resolve: on one machine, put --local-addr 127.0.0.1 behind "
+            "torchrun; on several, add it to /etc/hosts"
+        )

@@ -137,7 +137,7 @@ def epochs(path):
 def own_gpus(count):
     """What each of two launchers gets as CUDA_VISIBLE_DEVICES: a GPU of its own, or the CPU."""
     if count < 2:
-        return ["", ""]
+        return ["-1", "-1"]
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
 
 

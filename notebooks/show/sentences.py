@@ -32,8 +32,8 @@ SENTENCES = {
         "all processes.",
         "dist.all_reduce(loss_sum)": "Each process knows only the losses of its own images, so the "
         "processes add them up.",
-        "- correct = count_correct(model,": "The processes also add up their correct answers. Only rank 0 "
-        "prints the results.",
+        "- correct = workload.count_correct(model,": "The processes also add up their correct answers. "
+        "Only rank 0 prints the results.",
         "- # Move the model": "Only rank 0 saves, because all processes hold the same weights.",
         "mp.spawn(worker": "The script starts the processes and waits for them. `spawn` passes each "
         "process its rank as the first argument.",
@@ -68,16 +68,14 @@ SENTENCES = {
         "import record": "`record` is torchrun's own decorator for reporting errors.",
         "check_shared(arguments.out": "`@record` hands an exception to torchrun, whose report names the "
         "process that failed first. Before anything else, all processes check that they see the same "
-        "folder.",
-        "def check_shared": "Rank 0 writes the time into a file",
-        "+ dist.broadcast": "and broadcasts it. A process that does not find this time in its own folder "
-        "refuses to start.",
+        "folder: rank 0 writes the time into a file and broadcasts it, and a process that does not find "
+        "this time in its own folder refuses to start.",
     },
     "06a_any_step": {
         "--snapshot-every 30 --crash-at 3": "This lesson runs on one machine again.",
         "- You will see lesson 01's losses": "This is what you will see.",
-        "settle(model, train_set": "`settle`, which is defined further down, runs DDP's first backward pass "
-        "before training.",
+        "settle(model, train_set": "`settle` runs DDP's first backward pass before training, which changes "
+        "nothing in the model: it only makes DDP rebuild its buckets.",
         "done, loss_sum = 1, 0": "`done` is the number of steps that the run has already taken in epoch "
         "`first`.",
         "first, done, processes": "Each process begins with the mean of the saved loss sums, which keeps "
@@ -91,8 +89,6 @@ SENTENCES = {
         "+ state = {name": "and rank 0 saves everything.",
         "done, loss_sum = 0": "The end of an epoch is no longer special: a snapshot is saved there only if "
         "the number of steps is a multiple of `every`.",
-        "def settle": "The pass in `settle` changes nothing in the model. It only makes DDP rebuild its "
-        "buckets.",
         "--snapshot-every": "By default, the script saves one snapshot per epoch, after the last step.",
     },
     "06b_preemption": {
@@ -138,7 +134,7 @@ SENTENCES = {
         "loading.Sampler": "Validation images are split off the training images.",
         "+ sampler = loading": "The sampler sends the epoch along with each index, because the augmentation "
         "takes its random numbers from the seed, the epoch and the index.",
-        "+ validation_loader = ": "Each process validates on its shard of the validation images.",
+        "validation_loader = ": "Each process validates on its shard of the validation images.",
         "- model = workload": "The model is a ResNet whose batch norm uses the images of all processes.",
         "+ model.forward_sync_buffers": "DDP need not send rank 0's running statistics, because they are the "
         "same on all processes.",
@@ -155,8 +151,6 @@ SENTENCES = {
         "The sum decides which epoch is the best.",
         "+ model.module.load_state_dict": "The test images are used once, with the weights of the best "
         "epoch. The script then saves these weights.",
-        "model.eval()": "During a test, batch norm must not use the statistics of the batch.",
-        "model.train()": "During training, it must use them.",
         "options.add": "The options are in their own file.",
     },
     "09_fsdp": {
@@ -174,8 +168,8 @@ SENTENCES = {
         "+ with torch.device": "The model is built on `meta`, where it needs no memory, and `shard` "
         "replaces the DDP wrapper. If there is a checkpoint, the newest one is loaded, and the loop starts "
         "after its epoch.",
-        "correct = count_correct": "There is no wrapper to unpack: `fully_shard` has changed the model in "
-        "place.",
+        "correct = workload.count_correct": "There is no wrapper to unpack: `fully_shard` has changed "
+        "the model in place.",
         "checkpoints.save(epoch)": "After each epoch, a thread writes a checkpoint while the next epoch "
         "trains.",
         "+ # Gathering is a collective": "At the end all processes gather the full weights, and rank 0 "
@@ -206,13 +200,13 @@ SENTENCES = {
         "+ if arguments.timeline": "With `--timeline`, the script records which process worked when.",
         "+ def build_stages": "This function splits the model. Each process keeps only its own layers.",
         "+ def make_schedule": "This function chooses the schedule.",
-        "def count_correct(model": "The evaluation also goes through the pipeline. All micro-batches must "
-        "have the same size, so copies of the first images fill up the last micro-batch. These copies are "
-        "not counted.",
+        "+ def count_correct(schedule": "The evaluation also goes through the pipeline. All "
+        "micro-batches must have the same size, so copies of the first images fill up the last micro-batch. "
+        "These copies are not counted.",
         "+ count = len(test_set)": "Only the last stage gets the model's output and counts correct answers.",
         "--schedule": "The script has options for the schedule and for the number of micro-batches.",
         "- workload.require_torchrun": "The script requires PyTorch 2.13 or newer.",
-        "+ device_id = None": "NCCL starts at once.",
+        "device_id = None": "NCCL starts at once.",
     },
     "11_tensor_parallel": {
         "grown from lesson 04": "As in lesson 04, torchrun starts two processes.",
@@ -241,7 +235,7 @@ SENTENCES = {
         "+ def gather": "`full_tensor()` gathers a `DTensor`. It is a collective.",
         "--sequence-parallel": "There is one more option, for sequence parallelism.",
         "+ if HEADS": "The script refuses a number of processes that does not divide the number of heads.",
-        "+ device_id = None": "NCCL starts at once.",
+        "device_id = None": "NCCL starts at once.",
     },
     "12_mesh": {
         "grown from lesson 11": "torchrun now starts four processes.",
@@ -293,7 +287,7 @@ SENTENCES = {
         "inside `loss_parallel()`, because no process has all scores.",
         "+ scheduler.step()": "After some steps, the run saves a snapshot, and crashes if you asked for it. "
         "The losses of all processes are averaged only here and at the end of an epoch.",
-        "snapshots.save(epoch + 1": "Each epoch ends with a snapshot. The two newest snapshots are kept.",
+        "+ snapshots.save(epoch + 1": "Each epoch ends with a snapshot. The two newest snapshots are kept.",
         "def build_model": "This is lesson 12's transformer, but it reads characters, and no position may "
         "attend to a later one (`causal`). `Recent` turns each character into a vector, and mixes in the "
         "vectors of the characters just before it.",
@@ -306,10 +300,9 @@ SENTENCES = {
         "def average": "The function that counted collectives is gone.",
         "- for name, mode": "The lines that printed these counts are gone too.",
         "+ def average": "The losses are averaged over `data`.",
-        "following in test_loader": "The accuracy is the share of characters that the model predicts "
-        "correctly.",
-        "limericks.options(parser)": "The options of this lesson are in `limericks.py`. If `torchrun` itself "
-        "is killed, its processes also end instead of continuing to train.",
+        "def count_correct": "The accuracy is the share of characters that the model predicts correctly.",
+        "+ workload.end_with_parent()": "The options of this lesson are in `limericks.py`. If `torchrun` "
+        "itself is killed, its processes also end instead of continuing to train.",
     },
     "14_tuning": {
         "Lesson 14": "The command. There is no launcher: you start each worker yourself.",
@@ -333,8 +326,8 @@ SENTENCES = {
         "should_prune": "The accuracy is measured on validation images. It goes into the journal, and "
         "Optuna compares it with earlier trials.",
         "+ torch.save(model": "Each trial saves its own weights.",
-        "def count_correct(model, test_set": "The same function counts correct answers on validation images "
-        "and on test images.",
+        "+ def count_correct(model, test_set": "The same function counts correct answers on validation "
+        "images and on test images.",
         "tuning.options(parser)": "This lesson has its own options and checks.",
     },
     "15_context_parallel": {

@@ -23,7 +23,7 @@ from tests.helpers.lines import refusal
 from tests.helpers.weights import lesson_with_a_bug
 from tools import launcher, lessons
 from tools.testbed import pretending
-from tools.testbed.processes import stat, trained, wait_for
+from tools.testbed.processes import cpu_seconds, trained, wait_for
 
 STEM = "06b_preemption"
 WEIGHTS = torch.randn(900, generator=torch.Generator().manual_seed(0))
@@ -334,9 +334,9 @@ def test_a_process_that_waits_in_torch_for_one_that_is_gone_hears_the_end_all_th
     os.kill(stopped, signal.SIGSTOP)
 
     def waits():
-        before = stat(waiting).ticks
+        before = cpu_seconds(waiting)
         time.sleep(1)
-        return stat(waiting).ticks - before < 5  # of 100: a step takes more
+        return cpu_seconds(waiting) - before < 0.05  # a step takes more
 
     wait_for(waits)
     os.kill(waiting, signal.SIGTERM)

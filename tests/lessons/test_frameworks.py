@@ -52,7 +52,7 @@ class Frameworks(Forks):
             "workload.import_torchvision(); import pytorch_lightning; "
             "from tools.testbed import forks; forks.serve()"
         )
-        environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1", "DS_ACCELERATOR": "cpu"}
         environment |= {"PYTHONPATH": os.pathsep.join(sys.path)}
         more = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         words = [sys.executable, "-c", imports]
@@ -219,7 +219,7 @@ ON_GPUS = [
 ]
 ON_GPUS_SIZES = ("--train-size", 240, "--batch-size", 24, "--test-size", 60, "--epochs", 2)
 TOO_FEW = (
-    'error: 2 processes on this machine, but 1 GPU: start fewer processes, or put CUDA_VISIBLE_DEVICES="" '
+    "error: 2 processes on this machine, but 1 GPU: start fewer processes, or put CUDA_VISIBLE_DEVICES=-1 "
     "(with DeepSpeed: DS_ACCELERATOR=cpu) in front of the command to use the CPU"
 )
 

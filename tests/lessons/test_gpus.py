@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 import workload
 from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons
+from tools.testbed import pretending
 
 # They wait as long as PyTorch does. Lesson 06b says what that can cost, and has --time-limit.
 PATIENT = ("04_ddp_torchrun", "05_snapshots", "06_multinode", "06a_any_step", "07_mixed_precision")
@@ -128,7 +129,7 @@ def test_a_gpu_that_torch_was_not_built_for_is_refused(monkeypatch, capsys, buil
         workload.machine.require_kernels(torch.device("cuda", 0))
     line = (
         f"error: torch {torch.__version__} does not support this GPU (Old, compute capability "
-        f'{capability[0]}.{capability[1]}): install {cure}, or put CUDA_VISIBLE_DEVICES="" in front of the '
+        f"{capability[0]}.{capability[1]}): install {cure}, or put CUDA_VISIBLE_DEVICES=-1 in front of the "
         "command to use the CPU\n"
     )
     assert capsys.readouterr().err == (line if cure else "")
@@ -162,25 +163,56 @@ def test_a_torch_that_is_too_old_is_refused(monkeypatch, capsys, version, needed
     assert capsys.readouterr().err == (line if needed else "")
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(0, {2, 4, 8}), (9, {8})])
+TRAIN = [lesson for lesson in lessons.LESSONS if not lesson.is_one_process()]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [(0, {2, 4, 8}), (1, {2, 4, 8}), (3, {2, 4, 8}), (6, {4, 8}), (9, {4, 8})]
+)
 def test_any_number_of_gpus_runs_all_lessons(gpus, expected):
     """On a power of two: 11 cannot shard four heads over three. On too few GPUs they share."""
-    found = [lesson.processes_for(gpus) for lesson in lessons.LESSONS if not lesson.is_one_process()]
-    assert set(found) == expected
+    assert {lesson.processes_for(gpus) for lesson in TRAIN} == expected
     assert {lesson.processes_for(gpus) for lesson in lessons.LESSONS if lesson.is_one_process()} == {1}
 
 
-def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch):
-    """nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES."""
+@pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
+@pytest.mark.quick("11_tensor_parallel")
+@pytest.mark.long("08_real_training", "10_pipeline", "15_context_parallel", "16_experts")
+@pytest.mark.night
+@pytest.mark.parametrize("stem", [lesson.stem for lesson in TRAIN])
+def test_on_eight_gpus_each_lesson_takes_the_processes_that_make_run_starts(fork, stem):
+    """With its own batch size and its own sizes of what it shards, which decide."""
+    lesson = lessons.get(stem)
+    sizes = lesson.small.split()
+    if "--batch-size" in sizes:
+        at = sizes.index("--batch-size")
+        del sizes[at : at + 2]
+    sizes = [size for size in sizes if size not in ("--width", "16")]
+    fork(stem, lesson.processes_for(8), *sizes, "--epochs", 1, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("visible", "driver", "expected"),
+    [
+        ("2,3", "nvidia-smi", ["2 None", "3 None"]),
+        (None, "nvidia-smi", ["0 None", "1 None"]),  # torch counts them, NVIDIA's as well as AMD's
+        ("-1", "nvidia-smi", ["-1 None", "-1 None"]),
+        (None, "no-driver", ["-1 None", "-1 None"]),
+    ],
+)
+def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible, driver, expected):
     for name, text in (
-        ("nvidia-smi", "for gpu in 0 1 2 3; do echo GPU $gpu: NVIDIA H200; done"),
+        (driver, "exit 1"),
+        ("python", "echo 0,1,2,3"),
         ("torchrun", "echo $CUDA_VISIBLE_DEVICES ${NCCL_HOSTID-None}"),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.delenv("NCCL_HOSTID", raising=False)
     words = ["bash", launcher.ROOT / "lessons/launch/two_terminals.sh"]
-    seen = [subprocess.check_output([*words, node], text=True) for node in ("0", "1")]
-    assert seen == ["2 None\n", "3 None\n"]
+    seen = [subprocess.check_output([*words, node], text=True).strip() for node in ("0", "1")]
+    assert seen == expected

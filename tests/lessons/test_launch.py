@@ -358,7 +358,7 @@ def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(tmp_path):
     }.items():
         assert cell.count(old) == 1
         cell = cell.replace(old, new)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     said = []
     for machine, until in (("first", "epoch  1"), ("next", "nothing")):  # it is killed then, or ends before

@@ -4,7 +4,6 @@ and shows a row for each test, with the properties that it records."""
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
@@ -216,7 +215,7 @@ def test_its_documented_command_runs_on_gpus(on_gpus, compare, lesson, gpus):
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4])
 def test_make_run_takes_what_gpus_there_are(start, tmp_path, gpus):
     """As the table of lessons/launch says, with two or four processes."""
-    words = [sys.executable, "-m", "tools.ladder", "--epochs", 1, "--train-size", 480]
+    words = [sys.executable, "-m", "tools.run", "--epochs", 1, "--train-size", 480]
     environment = {"SHARE_GPU": "1", "MPLCONFIGDIR": str(tmp_path / "fonts")}
     environment["PYTHONPATH"] = f"{pretending.AT_EXIT}:{launcher.ROOT}"
     result = start("ladder", words=words, environment=environment, gpus=gpus).finish(600)
@@ -227,14 +226,11 @@ def test_make_run_takes_what_gpus_there_are(start, tmp_path, gpus):
 
 
 @pytest.mark.night
-def test_ddp_on_one_screen_runs_on_gpus(start, tmp_path):
+def test_ddp_on_one_screen_runs_on_gpus(start):
     """README's own program, by README's command."""
     page = (launcher.ROOT / "README.md").read_text()
-    text, command = re.search(
-        r"```python\n(import .*?)```.*?```sh\n(torchrun .*?ddp\.py)\n", page, re.S
-    ).groups()
-    (tmp_path / "ddp.py").write_text(text)
-    words = shlex.split(command.replace("ddp.py", str(tmp_path / "ddp.py")))
+    words = re.search(r"```sh\n(torchrun .*?ddp\.py)\n", page)[1].split()
+    words[-1] = str(launcher.ROOT / words[-1])
     words[0] = str(launcher.Path(sys.executable).parent / words[0])
     found = []
     for gpus in (2, 0):

@@ -161,7 +161,7 @@ def test_a_spawned_process_is_told_what_an_agent_would_tell_it(tmp_path):
         "sys.exit(75)\n"
     )
     words = [sys.executable, SCRIPT.with_name("spawn_on_node.py"), "2", script, "--epochs", "3"]
-    place = {"SLURM_NODEID": "1", "SLURM_JOB_NUM_NODES": "3", "CUDA_VISIBLE_DEVICES": ""}
+    place = {"SLURM_NODEID": "1", "SLURM_JOB_NUM_NODES": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     run = subprocess.Popen(words, cwd=tmp_path, env=os.environ | place, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: (tmp_path / "2").exists() and (tmp_path / "3").exists(), 240)

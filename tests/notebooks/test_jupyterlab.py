@@ -34,7 +34,7 @@ def lab(tmp_path):
     home, runtime = tmp_path / "home", tmp_path / "runtime"
     home.mkdir()
     environment = os.environ | {"HOME": str(home), "JUPYTER_RUNTIME_DIR": str(runtime)}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
     environment.pop("OUT", None)
     words = ["make", "lab", f"PYTHON={sys.executable}", "ARGUMENTS=--no-browser --allow-root"]
     with open(tmp_path / "lab.log", "w") as log:

@@ -343,6 +343,7 @@ CASES = {
     "killed": kill,
     "module_names": lambda: linear().load_state_dict(ddp(linear()).state_dict()),
     "name_unknown": lambda: store("no-such-host.invalid"),
+    "own_name_unknown": lambda: store("no-such-host.invalid"),  # torchrun looks for its own host like this
     "nccl_without_gpu": lambda: dist.init_process_group("nccl"),
     "no_group": lambda: dist.all_reduce(torch.ones(1)),
     "no_cuda": lambda: torch.cuda.set_device(0),

@@ -5,26 +5,89 @@ from nothing and ends without a trace is for tests with true launches. The serve
 run from its standard input, and answers with one.
 """
 
+import contextlib
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import types
+import uuid
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
-from tools.testbed.processes import living
+from tools.testbed.processes import alive, session
+from tools.testbed.surroundings import own_torchrun, short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = ROOT / "lessons"
 
 
-class Forks:
+class Commands:
+    """What ends a command, and says whether anything of it is left."""
+
+    def finish(self, words, folder, environment=None, limit=240):
+        """Run a command, which may fail, to its end. Nothing of it may be alive then."""
+        code, left = self.run([str(word) for word in words], folder, environment or {}, limit)
+        stdout, stderr = (Path(folder, name).read_text() for name in (".out", ".err"))
+        assert not left, f"still alive after the run, or after {limit} seconds: {left}; it wrote:\n{stderr}"
+        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=Path(folder, "out"))
+
+
+class Launches(Commands):
+    """The same commands, started from nothing, for a system where a process that has imported torch must not
+    fork. On macOS, threads of Apple's libraries are then missing in the fork, and the system ends it."""
+
+    def run(self, words, folder, environment, limit):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        mark = f"rungs-{uuid.uuid4().hex}"
+        words = (
+            own_torchrun(*words[1:]) if Path(words[0]).name == "torchrun" else [sys.executable, *words[1:]]
+        )
+        temporary = short_folder("launch-")
+        ours = {
+            "OMP_NUM_THREADS": "1",
+            "RUNGS_MARK": mark,
+            "TMPDIR": str(temporary),
+            "CUDA_VISIBLE_DEVICES": "-1",
+        }
+        ours["PYTHONWARNINGS"] = "error,ignore::ResourceWarning"
+        with open(Path(folder, ".out"), "w") as stdout, open(Path(folder, ".err"), "w") as stderr:
+            process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env=os.environ | ours | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        Path(folder, ".pid").write_text(str(process.pid))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(limit)
+        deadline = time.monotonic() + 20
+        while process.returncode is not None and alive(mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = [pid for pid, _ in alive(mark)]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if process.returncode is None:
+            process.wait()
+            return None, left
+        shutil.rmtree(temporary, ignore_errors=True)
+        return process.returncode, left
+
+    def close(self):
+        pass
+
+
+class Forks(Commands):
     """The server, seen from a test process. `more` is for its environment, by default without a GPU."""
 
     def __init__(self, more=None):
@@ -33,7 +96,7 @@ class Forks:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (more or {"CUDA_VISIBLE_DEVICES": ""}),
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (more or {"CUDA_VISIBLE_DEVICES": "-1"}),
             text=True,
         )
 
@@ -49,22 +112,16 @@ class Forks:
             answer = json.loads(self.process.stdout.readline())
         return answer["code"], answer["left"]
 
-    def finish(self, words, folder, environment=None, limit=240):
-        """Run a command, which may fail, to its end. Nothing of it may be alive then."""
-        code, left = self.run([str(word) for word in words], folder, environment or {}, limit)
-        stdout, stderr = (Path(folder, name).read_text() for name in (".out", ".err"))
-        assert not left, f"still alive after the run, or after {limit} seconds: {left}; it wrote:\n{stderr}"
-        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=Path(folder, "out"))
-
     def close(self):
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 
 
-def session(leader):
-    """The living processes of a session."""
-    return [process.pid for process in living() if process.session == leader]
+def start_server():
+    """What runs commands quickly if this system can."""
+    can_fork = os.environ.get("RUNGS_FORKS", "yes" if sys.platform == "linux" else "no") == "yes"
+    return Forks() if can_fork else Launches()
 
 
 def serve():

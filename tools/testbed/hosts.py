@@ -177,8 +177,10 @@ class Command:
         enter = ("nsenter", f"--net=/run/netns/{self.name}", "unshare", "--uts")
         words = hosts.inside(*enter, "sh", "-c", start, "sh", self.name, self.folder, *words)
         own = {"HOME": str(self.folder), "TMPDIR": str(self.temporary), "RUNGS_MARK": self.mark}
-        own |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        more = {"env": os.environ | own | environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
+        own |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+        environment = os.environ | own | environment
+        environment.pop("PET_LOCAL_ADDR", None)  # of conftest.py: here the names of all hosts resolve
+        more = {"env": environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, **more)
         self.started = time.monotonic()

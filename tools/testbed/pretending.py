@@ -1,6 +1,7 @@
 """GPUs for a command: the machine's own, or pretended ones, which are compiled once."""
 
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -14,28 +15,61 @@ from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 
+import psutil
+
+from tools.testbed.surroundings import own_torchrun
+
+PREFLIGHT = Path(__file__).resolve().parents[2] / "lessons/launch/preflight.py"
 HERE = Path(__file__).resolve().parent / "simulated_gpus"
 SOURCE = HERE / "pretend.cpp"
 AT_EXIT = Path(__file__).resolve().parent / "threads_at_exit"  # for PYTHONPATH: it imports pretend
 TORCH = "2.13.0"  # it uses what torch does not promise to keep
 
 
+def is_for_gpus():
+    """Whether this build of torch is NVIDIA's or AMD's. Only the CPU's can have pretended ones."""
+    import torch
+
+    return bool(torch.version.cuda or torch.version.hip)
+
+
 def real():
     import torch  # here, because a student's check waits for it otherwise
 
-    return torch.cuda.device_count() if torch.version.cuda else 0
+    return torch.cuda.device_count() if is_for_gpus() else 0
 
 
 def missing(gpus=1):
     """Why a command cannot have this many GPUs here, or an empty string."""
     import torch
 
-    if torch.version.cuda:
-        return f"needs {gpus} GPUs" if real() < gpus else ""
+    if is_for_gpus():
+        if real() < gpus:
+            return f"needs {gpus} GPUs"
+        return cannot_talk() if gpus > 1 else ""
     is_all = sys.platform == "linux" and shutil.which("g++") and has_header()
     if not (is_all and torch.__version__.startswith(TORCH)):
         return f"needs Linux, g++, Python.h and torch {TORCH} to pretend GPUs"
     return ""
+
+
+@functools.cache
+def cannot_talk(limit=120):
+    """Why two GPUs of this machine cannot exchange tensors, or an empty string. Asked once: each test on
+    several GPUs would wait for so long."""
+    words = own_torchrun("--standalone", "--nproc-per-node", "2", PREFLIGHT)
+    reason = "needs GPUs that can exchange tensors: see lessons/launch/nccl.md"
+    run = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        run.wait(limit)
+    except subprocess.TimeoutExpired:
+        for process in [*psutil.Process(run.pid).children(recursive=True), run]:
+            process.kill()
+        run.wait()
+        return reason
+    return ""  # what else is wrong with the machine, the tests say
 
 
 def has_header():
@@ -83,7 +117,7 @@ def environment(gpus, reports, before):
     """What a command needs in addition to `before` to have this many GPUs. Pretended ones write what each
     process has seen into the folder `reports`."""
     if gpus == 0:
-        return {"CUDA_VISIBLE_DEVICES": ""}
+        return {"CUDA_VISIBLE_DEVICES": "-1"}  # AMD's library takes an empty one for none
     if real() >= gpus:
         names = before.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
         return {"CUDA_VISIBLE_DEVICES": ",".join(names.split(",")[:gpus])}

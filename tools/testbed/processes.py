@@ -1,11 +1,11 @@
-"""The processes of a run: which are alive, and which train."""
+"""The processes of a run: which are alive, and which train. psutil answers, on Linux and on macOS."""
 
 import contextlib
 import itertools
 import os
 import time
-from pathlib import Path
-from typing import NamedTuple
+
+import psutil
 
 PORTS = itertools.count()
 
@@ -16,38 +16,47 @@ def free_port():
     return 20000 + 1000 * (worker % 10) + (os.getpid() + next(PORTS)) % 1000
 
 
-class Stat(NamedTuple):
-    """What the kernel says of a process; `ticks` is its time on a processor, in hundredths of a second."""
-
-    pid: int
-    state: str
-    parent: int
-    session: int
-    ticks: int
+def is_alive(pid):
+    """A zombie is not: it only waits to be asked for its status."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
-def stat(pid):
-    state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return Stat(int(pid), state, int(fields[0]), int(fields[2]), int(fields[10]) + int(fields[11]))
+def children(pid):
+    """The living processes that this one has started."""
+    try:
+        started = psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
+    return sorted(process.pid for process in started if is_alive(process.pid))
 
 
-def living():
-    """All processes that have not ended. A zombie has: it only waits to be asked for its status."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended since
-            if (found := stat(folder.name)).state not in "ZX":
-                yield found
+def session(leader):
+    """The living processes of a session."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):  # it has ended since, or is another user's
+            if os.getsid(pid) == leader and is_alive(pid):
+                found.append(pid)
+    return found
+
+
+def cpu_seconds(pid):
+    """How long a process has computed."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def alive(mark):
     """The processes that were started with this mark in their environment, and their children."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in (folder / "environ").read_bytes():
-                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if words.strip():  # a zombie has none
-                    found.append((int(folder.name), words.strip()))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended since, or is another user's
+            is_marked = any(mark in value for value in process.environ().values())
+            if is_marked and (words := process.cmdline()):
+                found.append((process.pid, " ".join(words)))
     return found
 
 

@@ -110,7 +110,7 @@ class Cluster:
             "PATH": PATH,
             "SLURM_CONF": str(folder / "slurm.conf"),
             "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
+            "CUDA_VISIBLE_DEVICES": "-1",
             "RUNGS_MARK": self.mark,
         }
 

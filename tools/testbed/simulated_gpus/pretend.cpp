@@ -44,7 +44,8 @@ DeviceIndex gpus() {  // asked anew each time: a fork may have another number th
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (!visible) return there;
   std::string names(visible);
-  return names.empty() ? 0 : std::min<int>(there, 1 + std::count(names.begin(), names.end(), ','));
+  if (names.empty() || names[0] == '-') return 0;  // -1 hides all of them
+  return std::min<int>(there, 1 + std::count(names.begin(), names.end(), ','));
 }
 
 PyObject* listener = nullptr;  // called with whatever would make the processor wait for the GPU

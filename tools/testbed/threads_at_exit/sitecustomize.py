@@ -2,24 +2,27 @@
 
 A worker thread of gloo that is left then may free a tensor while Python ends, and abort the process. (Gloo's
 other thread, gloo_tcp_loop, only moves bytes: it holds no tensors and never needs Python's lock.)
+
+Only Linux tells a process what its threads are called; elsewhere, only a process group is seen.
 """
 
 import atexit
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 
-def name_of(thread):
-    try:
-        return Path("/proc/self/task", thread, "comm").read_text().strip()
-    except OSError:  # it has ended since it was listed: a thread of a group that is being taken down may
-        return ""
+def names_of_threads():
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has ended since: a group that is taken down ends its threads
+            names.append(path.read_text().strip())
+    return names
 
 
 def write_what_is_left():
-    threads = [name_of(thread) for thread in os.listdir("/proc/self/task")]
-    left = ["a worker thread of gloo" for name in threads if name == "pt_gloo_runloop"]
+    left = ["a worker thread of gloo" for name in names_of_threads() if name == "pt_gloo_runloop"]
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         left.append("a process group")

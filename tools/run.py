@@ -1,8 +1,10 @@
 """Run lessons 01 to 06 on this machine's GPUs or CPU: `make run`. Run all lessons: `make run LESSONS=all`.
 
-Ends with a table and with out/ladder.svg, a plot of all curves. A lesson with a model of its own also runs on
-one process, and its curve is compared with that run. Other arguments are passed to the lessons:
-python -m tools.ladder --epochs 2 --out elsewhere
+Ends with a table and with out/run/ladder.svg, a plot of all curves. A lesson with a model of its own also
+runs on one process, and its curve is compared with that run. The lessons write into out/run, where no command
+of a page looks: otherwise lesson 05's command would find a finished run. Other arguments are passed to the
+lessons:
+python -m tools.run --epochs 2 --out elsewhere
 """
 
 import argparse
@@ -11,6 +13,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +21,7 @@ from pathlib import Path
 import workload
 from tools import ink, launcher, lessons
 from tools.lessons import Curve, Lesson
+from workload.machine import unseen_gpu
 
 NUMBERS = ("processes", "final loss", "accuracy", "images/s", "seconds")  # to the right of their column
 COLUMNS = ("lesson", "launched by", *NUMBERS, "same curve")
@@ -25,6 +29,10 @@ WHY_SLOWER = """
 Two processes are slower here ({lesson}): lesson 01's one process already computes with {cores} threads, while
 two processes share the cores and wait for each other in every step of this tiny model. DDP pays when a step
 computes more: with a larger model, two processes were 1.92 times as fast (tools/makers/bench/README.md)."""
+# What torchrun prints about OMP_NUM_THREADS, and on a Mac about redirects, which no lesson uses.
+UNNEEDED = ("torch/distributed/run.py", "Redirects are currently not supported")
+SILENT_SECONDS = 120
+WHY_SILENT = "on several GPUs see lessons/launch/nccl.md, else lessons/pages/errors.md"
 # Okabe and Ito's colours, told apart by colour-blind people too.
 COLOURS = [ink.INK, "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#F0E442", "#0072B2"]
 
@@ -49,13 +57,16 @@ class Climbed:
 
 def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
     gpus = workload.gpu_count()
-    machine = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else f"no GPU, {os.cpu_count()} cores"
-    print(f"This machine has {machine}.", flush=True)
-    rows, chosen = [], lessons.chosen(arguments.lessons)
-    left_out = [lesson for lesson in chosen if lesson.is_missing()]
-    for lesson in (lesson for lesson in chosen if lesson not in left_out):
-        rows.append(run(lesson, lesson.processes_for(gpus), arguments.out, rest))
-        rows[-1].verdict = judge(rows[-1], rows[0], arguments.out)
+    print(describe_machine(gpus), flush=True)
+    rows = []
+    left_out = []
+    for lesson in lessons.chosen(arguments.lessons):
+        if lesson.is_missing():
+            left_out.append(lesson)
+            continue
+        row = run(lesson, lesson.processes_for(gpus), arguments.out, rest)
+        rows.append(row)
+        row.verdict = judge(row, rows[0], arguments.out)
     if not rows:
         sys.exit(f"error: no lesson can run: {left_out[0].stem} needs {left_out[0].needs}")
     show(rows)
@@ -70,6 +81,19 @@ def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
         sys.exit(f"error: failed: {', '.join(failed)}")
     if different := [row.lesson.stem for row in rows if row.is_different()]:
         sys.exit(f"error: different curve: {', '.join(different)}")
+
+
+def describe_machine(gpus: int) -> str:
+    if gpus == 1:
+        return "This machine has 1 GPU."
+    if gpus:
+        return f"This machine has {gpus} GPUs."
+    text = f"This machine has no GPU that torch can use, and {os.cpu_count()} cores."
+    if sys.platform == "darwin":
+        return f"{text} Apple's GPU stays idle, because no backend for collectives supports it."
+    if reason := unseen_gpu():
+        return f"{text} Its GPU stays idle: {reason} (lessons/pages/errors.md)."
+    return text
 
 
 def run(lesson: Lesson, processes: int, out: Path, rest: list[str]) -> Climbed:
@@ -96,16 +120,46 @@ def start(lesson: Lesson, processes: int, out: Path, rest: list[str]) -> bool:
     with subprocess.Popen(
         words, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
+        silence = Silence(lesson.stem)
+        silence.begin()
         for line in process.stdout:
-            if "torch/distributed/run.py" not in line:  # its five lines on OMP_NUM_THREADS
+            silence.begin()
+            if not any(words in line for words in UNNEEDED):
                 print(f"  {line}", end="", flush=True)
             lines.append(line)
+        silence.end()
     log = out / f"{lesson.stem}.log"
     log.write_text("".join(lines))
     if process.returncode:
         print(f"\n{lesson.stem} failed with status {process.returncode}. Its log, {log}:\n")
         print("".join(f"  | {line}" for line in lines), flush=True)
     return process.returncode == 0
+
+
+class Silence:
+    """Says after two minutes without a line where a reader finds out why: some GPUs cannot reach each other,
+    and then NCCL, which DataParallel uses too, waits forever.
+    """
+
+    def __init__(self, stem: str) -> None:
+        self.text = f"  ({stem} has printed nothing for two minutes: {WHY_SILENT})"
+        self.timer = None
+        self.said = False
+
+    def begin(self) -> None:
+        self.end()
+        if not self.said:
+            self.timer = threading.Timer(SILENT_SECONDS, self.say)
+            self.timer.daemon = True
+            self.timer.start()
+
+    def say(self) -> None:
+        self.said = True
+        print(self.text, flush=True)
+
+    def end(self) -> None:
+        if self.timer:
+            self.timer.cancel()
 
 
 def clear(out: Path, stem: str) -> None:
@@ -198,7 +252,7 @@ def picture(rows: list[Climbed], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--out", type=Path, default=Path("out/run"))
     parser.add_argument("--lessons", default="ladder", help="ladder, all, or some by their numbers: 01,03")
     climb(*parser.parse_known_args())
 

@@ -1,0 +1,101 @@
+"""The first hour of a reader: the first command of README and of each lesson's page, in the order of the
+table of lessons, in one clone, twice, and nothing is removed in between. Each does what its page says.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.weights import copy_lessons
+from tools import lessons
+from tools.lessons import ROOT
+
+# What a finished run leaves would keep these from training again, so they have to say what to do.
+LEAVE_A_SNAPSHOT = ("05", "06", "06a", "06b", "08", "09", "13", "15", "16", "17")
+
+
+def commands_of(path):
+    """The commands of a page, as its reader would copy them."""
+    text = re.sub(r"^> ?", "", path.read_text(), flags=re.M)
+    return re.findall(r"```sh\n(.*?)```", text, re.S)
+
+
+def first_command(lesson):
+    command = commands_of(lesson.page)[0].strip()
+    sizes = f"{lesson.small} --epochs 4"
+    return f"{command} {sizes}"
+
+
+def readme_kill():
+    """README's command that kills a process."""
+    found = [command for command in commands_of(ROOT / "README.md") if "--crash-at" in command]
+    assert len(found) == 1
+    return f"{found[0].strip()} {lessons.get('05_snapshots').small} --epochs 4"
+
+
+def type_it(command, clone):
+    """Run a command in the clone, as in the terminal of somebody who has activated the environment."""
+    environment = dict(os.environ)
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment["OMP_NUM_THREADS"] = "1"
+    environment["CUDA_VISIBLE_DEVICES"] = "-1"
+    environment["TMPDIR"] = str(clone / "tmp")
+    words = ["bash", "-c", command]
+    result = subprocess.run(
+        words,
+        cwd=clone,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, f"{command}\n{result.stdout}"
+    return result.stdout
+
+
+@pytest.fixture
+def clone(tmp_path):
+    copy_lessons(tmp_path / "lessons")
+    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tmp").mkdir()
+    return tmp_path
+
+
+@pytest.mark.long
+def test_the_first_commands_of_all_pages_in_their_order_twice(clone):
+    sizes = "--epochs 4 --train-size 240 --batch-size 24 --test-size 60"
+    for _ in range(2):
+        table = type_it(f"python -m tools.run {sizes}", clone).partition("same curve")[2]
+        assert table.count(" yes") == len(lessons.LADDER), table
+        assert not list(clone.glob("out/*.*")), "make run writes where commands of pages look"
+
+    killed = type_it(readme_kill(), clone)
+    assert "failed (exitcode: -9)" in killed and "resumed after epoch 2" in killed
+
+    for lesson in lessons.LESSONS:
+        if lesson.is_missing():
+            continue
+        first = type_it(first_command(lesson), clone)
+        assert "nothing is left to train" not in first, lesson.stem
+        if "--crash-at" in first_command(lesson):
+            assert "failed (exitcode: -9)" in first and "resumed" in first, lesson.stem
+    for lesson in lessons.LESSONS:
+        if lesson.is_missing():
+            continue
+        again = type_it(first_command(lesson), clone)
+        remains = "nothing is left to train: to start over, remove out/" in again
+        assert remains == (lesson.number in LEAVE_A_SNAPSHOT), f"{lesson.stem}\n{again}"
+
+    # What the line names is what has to go, so that the page's command works as it did at first.
+    lesson = lessons.get("05_snapshots")
+    for path in clone.glob(
+        re.search(r"to start over, remove (\S+)", type_it(first_command(lesson), clone))[1]
+    ):
+        path.unlink()
+    assert "resumed after epoch 2" in type_it(first_command(lesson), clone)
