@@ -403,13 +403,19 @@ def failure(this):
         lines += [f"rank {rank} has ended" for rank in this.ranks if rank not in this.waiting]
         is_in_backward = "backward" in this.stacks
         return f"it hangs: {', '.join(lines)}", "an-incomplete-last-batch" if is_in_backward else "evaluation"
-    return exception_of(this) or signal_of(this) or last_line_of(this)
+    is_follower, text, row = exception_of(this)
+    if is_follower:
+        return signal_of(this) or (text, row)
+    if text:
+        return text, row
+    return signal_of(this) or last_line_of(this)
 
 
 def other_mode(this):
     """A model that rank 0 runs in evaluation mode when the others train it, or the other way round."""
     for rank in list(this.ranks)[1:]:
-        for mine, its in zip(this.rows(0, "call"), this.rows(rank, "call"), strict=False):
+        calls = ([call for call in this.rows(r, "call") if call["is_ddp"]] for r in (0, rank))
+        for mine, its in zip(*calls, strict=False):
             if mine["model"] == its["model"] and mine["training"] != its["training"]:
                 modes = ["training" if call["training"] else "evaluation" for call in (mine, its)]
                 model = mine["model"]
@@ -418,7 +424,8 @@ def other_mode(this):
 
 
 def exception_of(this):
-    """The exception that came first. When a process fails, its peers fail because their connections close."""
+    """The exception that came first, and whether another process has caused it: when a process fails, its
+    peers fail because their connections close."""
     found = []
     for (rank, stream), text in this.printed.items():
         blocks = re.findall(r"Traceback \(most recent call last\):\n((?:[ \t]+.*\n)+)(\S.*)", text)
@@ -428,7 +435,7 @@ def exception_of(this):
             frames, exception = blocks[-1]
             found.append(("onnection" in exception, rank, frames, exception))
     if not found:
-        return None
+        return False, "", ""
     is_follower, rank, frames, exception = min(found, key=lambda row: row[:2])
     line = own_line(this, re.findall(r'File "(.*)", line (\d+)', frames)[::-1] or [("?", "0")])
     if is_follower:
@@ -436,11 +443,9 @@ def exception_of(this):
         gone += [str(other) for other in this.ranks if not this.printed.get((other, "stderr"), "?").strip()]
         if gone:
             row = "an-incomplete-last-batch" if "backward" in frames else "evaluation"
-            return f"rank {rank} waits in {line}, but rank {', '.join(gone)} has ended", row
-    for pattern, row in ROWS.items():
-        if re.search(pattern, exception):
-            return f"rank {rank} failed in {line}: {exception[:200]}", row
-    return f"rank {rank} failed in {line}: {exception[:200]}", ""
+            return True, f"rank {rank} waits in {line}, but rank {', '.join(gone)} has ended", row
+    rows = [row for pattern, row in ROWS.items() if re.search(pattern, exception)]
+    return is_follower, f"rank {rank} failed in {line}: {exception[:200]}", [*rows, ""][0]
 
 
 def signal_of(this):

@@ -87,7 +87,7 @@ class Watch:
         self.files = {}  # by process, because a worker of a loader may be a fork
         self.models = {}  # id of a model: its name and a weak reference, so that DDP can end before its group
         self.trained = set()  # the names of those that a backward pass has come back to
-        self.outputs = []  # weak references to what the models have returned
+        self.outputs = {}  # what each model has returned last
         self.steps = 0
         self.loaders = 0
         self.depth = 0  # of nested calls of modules
@@ -160,7 +160,7 @@ class Watch:
         seen = self.describe(model, inputs)
         seen["is_ddp"] = is_ddp
         seen["syncs"] = getattr(module, "require_backward_grad_sync", True)
-        self.write("call", model=seen["model"], training=model.training)
+        self.write("call", model=seen["model"], training=model.training, is_ddp=is_ddp)
         self.depth += 1
         try:
             outputs = function(module, *args, **kwargs)
@@ -174,8 +174,7 @@ class Watch:
                 self.write("forward", **seen)
 
         tensors = tensors_of(outputs)
-        self.outputs = [output for output in self.outputs if output() is not None]
-        self.outputs += map(weakref.ref, tensors)
+        self.outputs[seen["model"]] = [tensor.detach() for tensor in tensors]
         for tensor in tensors:
             if tensor.requires_grad:
                 tensor.register_hook(is_used)
@@ -199,7 +198,7 @@ class Watch:
         return {
             "model": name,
             "trains": any(weight.requires_grad for weight in model.parameters()),
-            "batch": "".join(map(hash_of, inputs)),
+            "batch": "".join(hash_of(tensor) for tensor in inputs if not self.is_output(tensor)),
             "examples": hashes_of_examples(inputs[0]),
             "shape": list(inputs[0].shape),
             "is_derived": self.is_output(inputs[0]),
@@ -211,8 +210,9 @@ class Watch:
     def is_output(self, tensor):
         """Whether a model has returned this tensor: the fakes of a GAN, the hidden state of an RNN."""
         place = tensor.untyped_storage().data_ptr()
-        outputs = [reference() for reference in self.outputs]
-        places = [output.untyped_storage().data_ptr() for output in outputs if output is not None]
+        places = []
+        for outputs in self.outputs.values():
+            places += [output.untyped_storage().data_ptr() for output in outputs]
         return place != 0 and place in places
 
     def look_at_backward(self, function, tensors, *args, **kwargs):
