@@ -199,5 +199,6 @@ def draw_kept_tensors():
     picture(
         "The 16 tensors that a block keeps, and what rank 0 of two ranks has of each. Tensor parallelism "
         "halves all but the inputs and outputs of the norms, sequence parallelism also halves the inputs, "
-        f"Megatron-LM halves everything. So rank 0 keeps {totals[1]:g}, {totals[2]:g} or {totals[3]:g} tensors."
+        "Megatron-LM halves everything. So rank 0 keeps "
+        f"{totals[1]:g}, {totals[2]:g} or {totals[3]:g} tensors."
     )
