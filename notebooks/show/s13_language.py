@@ -1,4 +1,4 @@
-"""The pictures of notebook 13: which rank holds what of the GPT, what a step sends, and the losses of a run."""
+"""The pictures of notebook 13: which rank holds what of the GPT, what a step sends, the losses of a run."""
 
 import math
 
@@ -33,9 +33,9 @@ def draw_parts():
     axes.text(0.5, 10.4, "2 blocks", va="center", weight="bold", size=10)
     axes.text(0.2, -0.1, "a score for each of 61 characters, at each position", va="center", size=10)
     picture(
-        "A GPT from top to bottom: embedding, two blocks, norm, head. Each of the four ranks holds a quarter of "
-        "every matrix. Ranks 0 and 2 have the left half of query, key, value, up and head, and the upper half "
-        "of project and down. Each norm is on ranks 0 and 1 in one half, on ranks 2 and 3 in the other. "
+        "A GPT from top to bottom: embedding, two blocks, norm, head. Each of the four ranks holds a quarter "
+        "of every matrix. Ranks 0 and 2 have the left half of query, key, value, up and head, and the upper "
+        "half of project and down. Each norm is on ranks 0 and 1 in one half, on ranks 2 and 3 in the other. "
         "Embedding, project, down and head are followed by collectives over tensor."
     )
 
