@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n auto --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs carry pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-all tools newest debian check lab notebooks starters gradescope students selftest chaos diffs carry pictures bench scaling gpu site site-serve format
 
 help: # the targets, in groups
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
@@ -80,6 +80,10 @@ tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chrom
 
 newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISION=0.29.1, before a release
 	@sh tools/newest.sh
+
+SUITE ?= sid
+debian: ## run README's commands in a bare Debian, before a release: SUITE=trixie for Python 3.13
+	@sh tools/debian.sh $(SUITE)
 
 notebooks: setup ## execute the notebooks and store their output (ARGUMENTS=03_ddp_spawn for one)
 	@$(PYTHON) -m tools.notebooks $(ARGUMENTS)
