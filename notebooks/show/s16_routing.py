@@ -81,7 +81,7 @@ def draw_bytes(counted, whole):
             axes.plot(*zip(*found, strict=True), mark, color=colour, ms=5, label=f"{per_token}: counted")
     axes.set_xticks(sizes)
     axes.set(xlabel="processes (8: with eight experts)", ylabel="MB that leave each process")
-    axes.set_ylim(-0.1, 3.2)
+    axes.set_ylim(-0.2, 3.2)
     axes.figure.legend(title="experts", loc="outside lower center", ncols=2, columnspacing=1)
     picture(
         "MB that leave the average process in a step. By the formula it is none on one process, most on two, "
