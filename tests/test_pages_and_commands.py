@@ -120,7 +120,8 @@ def test_each_environment_installs_what_the_readme_says():
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(ROOT / name / "README.md" for name in ("lessons", "lessons/older", "notebooks", "solutions")),
-    *(ROOT / name / "README.md" for name in ("tests", "tests/exercises", "tools/makers/bench", "tools/site")),
+    *(ROOT / name / "README.md" for name in ("tests", "tests/exercises")),
+    *(ROOT / "tools/makers" / name for name in ("README.md", "bench/README.md", "site/README.md")),
     *sorted([*(ROOT / "lessons/pages").glob("*.md"), *(ROOT / "lessons/launch").glob("*.md")]),
 ]
 
