@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n auto --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all tools newest debian check lab notebooks starters gradescope students selftest sweep chaos diffs carry pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-all tools newest debian check lab notebooks starters gradescope students selftest sweep chaos diffs carry pictures bench scaling gpu gpu-speed site site-serve format
 
 help: # the targets, in groups
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
@@ -43,8 +43,11 @@ lab: setup ## open the notebooks in JupyterLab
 	@$(PYTHON) -m jupyterlab --ServerApp.port=0 $(if $(WSL_DISTRO_NAME),--ServerApp.use_redirect_file=False) \
 		--LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
 
-gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small version without GPUs)
-	@$(PYTHON) -m tools.gpu --out $(OUT) $(ARGUMENTS)
+gpu: setup ## test the lessons on your GPUs, with pytest; then ARGUMENTS=--notebooks
+	@$(PYTHON) -m tools.makers.gpu.run_tests --out $(OUT) $(ARGUMENTS)
+
+gpu-speed: setup ## measure how fast your GPUs train, and what limits them
+	@$(PYTHON) -m tools.makers.gpu.measure --out $(OUT) $(ARGUMENTS)
 
 bench: setup ## measure throughput and start-up time, beside our machine: tables and out/bench.svg
 	@$(PYTHON) -m tools.makers.bench.bench --out $(OUT) $(ARGUMENTS)
@@ -53,15 +56,17 @@ scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/s
 	@$(PYTHON) -m tools.makers.bench.bench --only scaling --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
-	@$(PYTHON) -m tools.chaos $(KILLS)
+	@$(PYTHON) -m tools.makers.chaos $(KILLS)
 
 ##@ to teach
 
 # What holds a solution, or is made of one. `git archive` also leaves out what git does not know, and all history.
 ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/others.py
+# The grader's own tests need the answers, and hostile.toml teaches attacks.
+OF_GRADER = tests/hostile.toml tests/test_grader.py tests/test_grading.py tests/test_tables.py tests/test_exercises.py
 students: ## write the repository without its answers and history, for students: out/students.zip
 	@mkdir -p $(OUT)
-	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS))
+	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS) $(OF_GRADER))
 	@echo "$(OUT)/students.zip: unpack it into a new repository, and push that one"
 
 gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip
@@ -101,21 +106,21 @@ carry: setup ## carry a change of a lesson into the scripts that grew from it: L
 	@$(PYTHON) -m tools.carry $(LESSON)
 
 pictures: setup ## redraw the pictures of the READMEs
-	@$(PYTHON) -m tools.pictures
+	@$(PYTHON) -m tools.makers.pictures
 
 format: setup ## format the code
 	@$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .
 
 site: .venv-site/ready ## build the website in out/site
-	@$(if $(ADDRESS),ADDRESS=$(ADDRESS)) .venv-site/bin/python -m tools.site.build --out $(OUT) $(ARGUMENTS)
+	@$(if $(ADDRESS),ADDRESS=$(ADDRESS)) .venv-site/bin/python -m tools.makers.site.build --out $(OUT) $(ARGUMENTS)
 
 # Nothing in it is for readers, so that their environment has none of it.
 # Pyodide runs the planner and others in the reader's browser.
 PYODIDE = 314.0.7
-.venv-site/ready: tools/site/requirements.txt tools/site/pyodide.sha512
+.venv-site/ready: tools/makers/site/requirements.txt tools/makers/site/pyodide.sha512
 	python3 -m venv .venv-site
-	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r tools/site/requirements.txt
-	cd .venv-site && npm pack --silent pyodide@$(PYODIDE) && sha512sum --check --quiet ../tools/site/pyodide.sha512
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r tools/makers/site/requirements.txt
+	cd .venv-site && npm pack --silent pyodide@$(PYODIDE) && sha512sum --check --quiet ../tools/makers/site/pyodide.sha512
 	mkdir -p .venv-site/pyodide
 	cd .venv-site && tar -xzf pyodide-$(PYODIDE).tgz -C pyodide --strip-components 1 \
 		$(addprefix package/,pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json)

@@ -71,8 +71,7 @@ MAY = {
 EXCEPTIONS = {
     ("tools/diffs.py", "notebooks/show/sentences.py"),  # it writes diffs into notebooks: their sentences
     ("tools/diffs.py", "notebooks/show/text.py"),  # and their form
-    ("tools/pictures.py", "notebooks/show/pictures.py"),  # the README shows the ring of notebook 03a:
-    ("tools/pictures.py", "notebooks/show/s03a_rings.py"),  # the two pictures are one
+    ("tools/makers/gpu/run_tests.py", "tests/lessons/test_on_gpus.py"),  # `make gpu` runs these tests
     ("tools/makers/calm.py", "tests/exercises/*/test_*.py"),  # it counts their lines
 }
 
@@ -85,7 +84,12 @@ def test_arrows_run_from_tests_to_tools_to_lessons():
         may = MAY[max((name for name in MAY if file.startswith(f"{name}/")), key=len)]
         for module in imported(ast.walk(tree)):
             place = place_of(module, file)
-            if place and not any(f"{place}/".startswith((f"{name}/", f"{name}.")) for name in may):
+            if not place:
+                continue
+            is_allowed = any(f"{place}/".startswith((f"{name}/", f"{name}.")) for name in may)
+            # What learners and authors call must not need what only the makers use.
+            is_up = place.startswith("tools/makers/") and not file.startswith(("tools/makers/", "tests/"))
+            if is_up or not is_allowed:
                 found.add((file, place))
         words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         paths = {word for word in words if isinstance(word, str) and re.fullmatch(r"tests/\S+\.py", word)}

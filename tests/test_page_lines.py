@@ -15,6 +15,9 @@ Such a script stands behind the lines on their page, in a comment that neither G
 starts the script) and simulated GPUs the script runs, and how often torchrun may restart it. With
 `ends with ValueError`, it must fail with these words. tests/probes/their_models.py has all that a script
 begins with. Sybil finds the comments and the lines before them.
+
+A comment `<!-- provoke: ... -->` stands behind prose that says what happens, and has no lines: its script
+makes it happen.
 """
 
 import re
@@ -29,7 +32,7 @@ import sybil
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCodeBlockLexer
 
 from tools import diffs, launcher, lessons
-from tools.site import deck, sources
+from tools.makers.site import deck, sources
 
 ROOT = launcher.ROOT
 PATHS = [*sorted((ROOT / "lessons/pages").glob("*.md")), *sorted((ROOT / "lessons/launch").glob("*.md"))]
@@ -49,9 +52,9 @@ class Try:
     settings: dict  # the number of processes, GPUs and restarts
     error: str  # what the script must end with, if it must fail
     script: str
-    lines: str  # of the page
-    is_diff: bool
-    number: int  # the first try of these lines is 1
+    lines: str = ""  # of the page
+    is_diff: bool = False
+    is_first: bool = False  # of the tries of these lines
 
     def lines_for(self, is_old):
         if not self.is_diff:
@@ -62,7 +65,7 @@ class Try:
 
     def whole_script(self):
         script, count = PLACE.subn(self.lines_at, self.script)
-        assert count, f"{self.page}, {self.name}: the script needs a line `# the lines`"
+        assert bool(count) == bool(self.lines), f"{self.name}: no line `# the lines`, or one too many"
         return BEFORE + script + AFTER
 
     def lines_at(self, place):
@@ -78,22 +81,26 @@ class Tries:
     """A parser for sybil, whose examples are the tries of a page."""
 
     fences = FencedCodeBlockLexer(language="python|diff")
-    comments = DirectiveInHTMLCommentLexer(directive="try", arguments="[^\n]+?")
+    comments = DirectiveInHTMLCommentLexer(directive="try|provoke", arguments="[^\n]+?")
 
     def __call__(self, document):
         fences = list(self.fences(document))
         number = 0
         previous = None
         for region in self.comments(document):
-            fence = [fence for fence in fences if fence.end < region.start][-1]
-            number = number + 1 if fence is previous else 1
-            previous = fence
-            region.parsed = read_try(document.path, region, fence, number)
             region.evaluator = run
+            region.parsed = read_try(document.path, region)
+            if region.lexemes["directive"] == "try":
+                fence = [fence for fence in fences if fence.end < region.start][-1]
+                number = number + 1 if fence is previous else 1
+                previous = fence
+                region.parsed.lines = fence.lexemes["source"].rstrip("\n")
+                region.parsed.is_diff = fence.lexemes["language"] == "diff"
+                region.parsed.is_first = number == 1
             yield region
 
 
-def read_try(path, region, fence, number):
+def read_try(path, region):
     name, *words = re.split(r"; ", region.lexemes["arguments"])
     error = ""
     if words and words[-1].startswith("ends with "):
@@ -103,9 +110,7 @@ def read_try(path, region, fence, number):
         count, what = re.fullmatch(r"(\d+) (process|GPU|restart)e?s?", word).groups()
         settings[what] = int(count)
     page = path.removeprefix(f"{ROOT}/lessons/")
-    is_diff = fence.lexemes["language"] == "diff"
-    lines = fence.lexemes["source"].rstrip("\n")
-    return Try(page, name, settings, error, region.lexemes["source"], lines, is_diff, number)
+    return Try(page, name, settings, error, region.lexemes["source"])
 
 
 def run(example):
@@ -141,8 +146,9 @@ def all_examples():
 def as_parameter(example):
     """The first script around some lines runs while you work, the others in CI."""
     trial = example.parsed
-    mark = pytest.mark.quick if trial.number == 1 else pytest.mark.long
-    return pytest.param(example, id=f"{trial.page}: {trial.name}", marks=mark)
+    mark = pytest.mark.quick if trial.is_first else pytest.mark.long
+    what = "" if trial.lines else " provoked"
+    return pytest.param(example, id=f"{trial.page}{what}: {trial.name}", marks=mark)
 
 
 EXAMPLES = all_examples()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nbformat
 
-from tools import faults, lessons, links, speeds, words
+from tools import faults, lessons, links, words
 from tools.lessons import LESSONS, ROOT, Lesson, Notebook
 
 OLDER = ROOT / "lessons" / "older"
@@ -353,11 +353,7 @@ def pages():
     frameworks = [path for path in FRAMEWORKS if path.stem not in SHARDED]
     found |= {
         ROOT / "lessons/pages/recipes.md": {recipe.stem: block(recipe, lesson_08.path, "../recipes/")},
-        ROOT / "lessons/launch/README.md": {
-            "links": links.listed(),
-            "ladder": speeds.ladder(),
-            "gpt": speeds.gpt(),
-        },
+        ROOT / "lessons/launch/README.md": {"links": links.listed()},
         ROOT / "lessons/launch/free_gpus.md": {"clone": clone_in_a_cell()},
         words.PAGE: {"words": words.index()},
         ROOT / "lessons/pages/port.md": {after.stem: annotated(before, after) for before, after in PORTS},
@@ -367,10 +363,10 @@ def pages():
     return found
 
 
-def written_between(page, where, blocks):
+def written_between(page, where, blocks, command="make diffs"):
     """A page with its blocks as they must be."""
     for name, text in blocks.items():
-        start, end = f"<!-- {name}: written by `make diffs` -->", f"<!-- end of {name} -->"
+        start, end = f"<!-- {name}: written by `{command}` -->", f"<!-- end of {name} -->"
         if page.count(start) != 1 or page.count(end) != 1:
             raise SystemExit(f"error: {where} needs the line {start} and, after it, {end}, once each")
         head, rest = page.split(start)

@@ -30,7 +30,7 @@ $pip -c $REQUIREMENTS -r lessons/parts/fine_tuning.txt \
     || echo "cannot install lessons/parts/fine_tuning.txt: its tests will be skipped" >&2
 # What builds the site has an environment of its own. axe-core says there whether everybody can read the pages.
 AXE=axe-core-4.14.1
-make --silent .venv-site/ready || echo "cannot install tools/site/requirements.txt: its tests will be skipped" >&2
+make --silent .venv-site/ready || echo "cannot install tools/makers/site/requirements.txt: its tests will be skipped" >&2
 { npm pack --silent --pack-destination .venv-site axe-core@${AXE#axe-core-} >/dev/null \
     && tar -xzf .venv-site/$AXE.tgz -C .venv-site --strip-components 1 package/axe.min.js; } \
     || echo "cannot fetch $AXE: its tests will be skipped" >&2

@@ -9,7 +9,8 @@ import torch.distributed as dist
 import workload
 from tests.helpers.promises import check_files
 from tests.helpers.weights import copy_lessons, curve_of
-from tools import chaos, launcher, lessons
+from tools import launcher, lessons
+from tools.makers import chaos
 
 SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs")  # 20 steps an epoch
 EPOCHS, STEPS = "05_snapshots", "06a_any_step"  # after what they save

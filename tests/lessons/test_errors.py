@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tools import launcher
+from tools.makers import result_files
 
 PAGE = (launcher.ROOT / "lessons/pages/errors.md").read_text()
 PROBES = Path(__file__).resolve().parents[1] / "probes"
 PROBE = PROBES / "provoke.py"
-H100 = (PROBES / "seen_on_h100.txt").read_text()
+_, SEEN = result_files.read(result_files.FOLDER / "gpu-h100-2026-11-26.jsonl")
+H100 = "\n".join(row["line"] for row in SEEN if row["kind"] == "printed")
 ENTRIES = {}  # for each message, the others of its heading, with itself, and the text
 for heading, text in re.findall(r"(?ms)^### (.+?)$\n(.*?)(?=^#|\Z)", PAGE):
     together = re.findall(r"`(.+?)`", heading)

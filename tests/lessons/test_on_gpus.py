@@ -1,5 +1,4 @@
-"""Every lesson on GPUs: the machine's own, or simulated ones (tools/testbed). `make gpu` runs this file too,
-and shows a row for each test, with the properties that it records."""
+"""Every lesson on GPUs: the machine's own, which `make gpu` takes, or simulated ones (tools/testbed)."""
 
 import json
 import os
@@ -164,6 +163,21 @@ def run_script(start):
         return result.out
 
     return run_script
+
+
+@pytest.mark.long
+def test_convolutions_and_products_have_32_bits_and_repeatable_kernels(start, record_property):
+    """Winograd's convolutions round more than others; TF32 would be off by 3e-4."""
+    words = [sys.executable, launcher.ROOT / "tests/probes/gpu_numerics.py"]
+    environment = {"PYTHONPATH": f"{pretending.AT_EXIT}:{launcher.ROOT / 'lessons'}"}
+    result = start("", words=words, gpus=1, environment=environment).finish()
+    assert result.code == 0, result.stderr
+    found = json.loads(result.stdout)
+    for name in ("convolution", "product"):
+        record_property(f"error of a {name}", f"{found[name]:.1e}")
+    assert max(found.pop("convolution"), found.pop("product")) < 1e-5
+    is_like = {"deterministic": True, "benchmark": False, "convolutions": "ieee", "products": "ieee"}
+    assert found == {"device": "cuda"} | is_like
 
 
 @pytest.mark.night

@@ -69,10 +69,10 @@ characters = torch.randint(8, (4, 9)).to(device)
 texts, following = characters[:, :-1].clone(), characters[:, 1:].clone()
 
 
-def connect():
+def connect(seconds=60):
     backend = dist.get_default_backend_for_device(device)
     device_id = torch.device("cuda", local_rank) if device.type == "cuda" else None
-    dist.init_process_group(backend, device_id=device_id, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, device_id=device_id, timeout=timedelta(seconds=seconds))
 
 
 def gather(value):

@@ -65,7 +65,7 @@ def test_the_ring_in_pieces_is_right(tmp_path):
     environment = {"STORE": str(tmp_path / "store"), "WORLD_SIZE": "3"}
     environment["PYTHONPATH"] = str(ROOT / "notebooks/show/travel")
     words = [sys.executable, "-c", SUMS]
-    ranks = [rows.start(words, tmp_path, RANK=str(rank), **environment) for rank in range(3)]
+    ranks = [rows.begin(words, tmp_path, RANK=str(rank), **environment) for rank in range(3)]
     for process in ranks:
         rows.finish(process)
 
@@ -78,7 +78,7 @@ def test_scaling_compares_a_job_with_as_many_that_do_not_talk(tmp_path, monkeypa
 
     monkeypatch.setattr(rows, "lesson", lesson)
     monkeypatch.setattr(rows, "finish", lambda process: None)
-    monkeypatch.setattr(rows, "speed", lambda folder, stem: 100.0)
+    monkeypatch.setattr(rows, "speed_of", lambda folder, stem: 100.0)
     assert scaling.speed(tmp_path, 1, 4, 120, ("--epochs", 2)) == 100
     assert scaling.speed(tmp_path, 4, 1, 120, ("--epochs", 2)) == 400
     batch = ("--epochs", 2, "--batch-size")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools import chaos
+from tools.makers import chaos
 
 SOON = [kind for kind in chaos.KINDS if kind != "SIGSTOP"]
 

@@ -100,7 +100,7 @@ def test_ctrl_c_ends_a_run_and_all_its_processes(tmp_path):
 @pytest.mark.long
 def test_chaos():
     """By true launches, since a process that has imported torch must not fork there."""
-    result = call(sys.executable, "-m", "tools.chaos", 2, limit=400)
+    result = call(sys.executable, "-m", "tools.makers.chaos", 2, limit=400)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "2 kills and resumes" in result.stdout
 

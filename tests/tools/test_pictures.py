@@ -5,7 +5,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools import lessons, links, pictures, speeds, splits
+from tools import lessons, links
+from tools.makers import pictures, splits
+from tools.makers.gpu import h100
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = sorted(pictures.FOLDER.glob("*.svg"))
@@ -30,14 +32,14 @@ def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_
 
 
 def test_the_picture_of_a_gpts_step_has_all_of_the_step_and_its_words_say_what_it_shows():
-    rows = list(speeds.measured()["gpt"].values())
-    budgets = [speeds.budget(row) for row in rows]
+    rows = list(h100.measured("gpt").values())
+    budgets = [h100.budget(row) for row in rows]
     for row, budget in zip(rows, budgets, strict=True):
         assert sum(budget.values()) == pytest.approx(1000 * row["seconds"] / (row["size"] / 8), rel=0.01)
     alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("gpt_step.svg")[1].split(">")[0]
     said = [int(number) for number in re.findall(r"\d+", alt.split("8 texts")[1])]
     products, attention, others, adam, rest = (
-        [round(budget[kind]) for budget in budgets] for kind in speeds.KINDS
+        [round(budget[kind]) for budget in budgets] for kind in h100.KINDS
     )
     assert said[:3] == [min(products), max(products), attention[0]] and set(attention) == {said[2]}
     assert said[3:6] == [others[0], min(others), max(others[1:])]
@@ -62,7 +64,7 @@ def test_the_same_is_drawn_again(tmp_path):
     pictures.hero.draw(tmp_path / "hero.svg")
     pictures.ring(tmp_path / "ring.svg")
     links.draw(tmp_path / "links.svg")
-    speeds.draw(tmp_path / "gpt_step.svg")
+    h100.draw(tmp_path / "gpt_step.svg")
     splits.draw(tmp_path / "splits.svg")
     for path in tmp_path.iterdir():
         assert path.read_text() == (pictures.FOLDER / path.name).read_text(), "make pictures"

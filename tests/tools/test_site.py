@@ -19,9 +19,9 @@ import pytest
 from tests.helpers import browser, crawl
 from tools import lessons
 from tools.lessons import ROOT
-from tools.site import build as builder
-from tools.site import deck
-from tools.site.widgets import diff
+from tools.makers.site import build as builder
+from tools.makers.site import deck
+from tools.makers.site.widgets import diff
 
 VENV = ROOT / ".venv-site"
 AXE = VENV / "axe.min.js"
@@ -60,10 +60,10 @@ def needs(is_there, what):
 
 
 def built(once, name, *words, address=""):
-    needs((VENV / "ready").exists(), "tools/site/requirements.txt")
+    needs((VENV / "ready").exists(), "tools/makers/site/requirements.txt")
 
     def build(out):
-        command = [VENV / "bin/python", "-m", "tools.site.build", "--out", out, *words]
+        command = [VENV / "bin/python", "-m", "tools.makers.site.build", "--out", out, *words]
         more = {"env": os.environ | {"ADDRESS": address}, "text": True, "timeout": 600}
         result = subprocess.run(command, cwd=ROOT, capture_output=True, **more)
         assert result.returncode == 0, result.stdout + result.stderr

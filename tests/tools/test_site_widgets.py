@@ -16,8 +16,8 @@ from planner import __main__ as command
 from planner import formulas, plans, report, search
 from tests.tools.test_site import every, one, opened, small_site
 from tools.lessons import ROOT
-from tools.site import live, models
-from tools.site.widgets import memory, planner, ring, schedules, sharding
+from tools.makers.site import live, models
+from tools.makers.site.widgets import memory, planner, ring, schedules, sharding
 
 LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
 
@@ -103,9 +103,9 @@ def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says(
 def test_torch_has_the_orders_that_are_stored():
     """In a process of its own: it makes groups of a backend that computes nothing."""
     same = "assert orders.orders() == json.loads(orders.OUT.read_text())"
-    words = [sys.executable, "-c", f"import json; from tools.site import orders; {same}"]
+    words = [sys.executable, "-c", f"import json; from tools.makers.site import orders; {same}"]
     result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, f"python -m tools.site.orders writes them anew: {result.stderr}"
+    assert result.returncode == 0, f"python -m tools.makers.site.orders writes them anew: {result.stderr}"
 
 
 def test_a_plan_is_the_one_that_the_command_prints():

@@ -22,7 +22,7 @@ FOLDERS = {
     "solutions": "solutions/*.py",
     "show": "notebooks/show/*.py",
     "tools": "tools/*.py tools/testbed/*.py",
-    "makers": "tools/makers/*.py tools/makers/*/*.py tools/bench/*.py tools/gpu/*.py tools/site/*.py",
+    "makers": "tools/makers/*.py tools/makers/*/*.py tools/makers/site/widgets/*.py",
     "grader": "tests/exercises/*.py tests/exercises/grader/*.py tests/exercises/sandbox/*.py",
     "checks": "tests/exercises/*/test_*.py",
     "tests": "tests/*.py tests/lessons/*.py tests/notebooks/*.py tests/tools/*.py",

@@ -83,7 +83,9 @@ def why(mine, ours, factors):
 
     memory = factors.get("copy of 64 MiB, s", 1)
     if factors[fastest] < 1.25 * factors[slowest]:
-        said.append("All rows differ by about the same factor: your cores are faster or slower than ours.")
+        said.append(
+            "All rows differ by about the same factor, as they do when the cores are faster or slower."
+        )
     elif memory * 1.25 < factors.get("lesson 01, images/s", 1):
         said.append("Your memory is slower in relation to your cores, which counts most where much is sent.")
     return " ".join(said)

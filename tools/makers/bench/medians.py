@@ -27,16 +27,16 @@ def sums(parts):
 
 def table(head, rows):
     """A Markdown table whose columns are aligned in the file."""
-    rows = [[str(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        for cell, width in zip(row[1:], widths[1:], strict=True):
-            cells.append(cell.rjust(width))
-        lines.append(f"| {' | '.join(cells)} |")
-    rule = ["-" * widths[0]]
-    for width in widths[1:]:
-        rule.append("-" * (width - 1) + ":")
-    lines.insert(1, f"| {' | '.join(rule)} |")
+    columns = []
+    for number, column in enumerate(zip(head, *rows, strict=True)):
+        cells = list(map(str, column))
+        width = max(map(len, cells))
+        if number == 0:
+            cells = [cell.ljust(width) for cell in cells]
+            cells.insert(1, "-" * width)
+        else:
+            cells = [cell.rjust(width) for cell in cells]
+            cells.insert(1, "-" * (width - 1) + ":")
+        columns.append(cells)
+    lines = [f"| {' | '.join(cells)} |" for cells in zip(*columns, strict=True)]
     return "\n".join(lines)

@@ -231,12 +231,15 @@ def start(about, rows):
         if name in found:
             head.append(words)
             columns.append(found[name])
-    lines = []
-    for stage in columns[0]:
-        lines.append([stage, *(middle(column[stage], 1, 2) for column in columns)])
-    totals = [sums(column) for column in columns]
-    lines.append(["total", *(middle(total, 1, 1) for total in totals)])
-    lines.append(["range", *(spread(total, 1, 1) for total in totals)])
+    lines = [[stage] for stage in columns[0]]
+    whole = ["total"]
+    ranges = ["range"]
+    for column in columns:
+        for line in lines:
+            line.append(middle(column[line[0]], 1, 2))
+        whole.append(middle(sums(column), 1, 1))
+        ranges.append(spread(sums(column), 1, 1))
+    lines += [whole, ranges]
     return {"table": table(head, lines)}
 
 

@@ -2,34 +2,26 @@
 by name. SECTIONS has them by the section of the page that shows them, in the order in which they take turns.
 """
 
-import contextlib
 import json
 import os
 import re
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import uuid
 from pathlib import Path
 
 from tools import launcher
+from tools.makers import running
+from tools.makers.running import LIMIT, empty_folder, finish
 from tools.testbed import hosts
-from tools.testbed.processes import alive
 
 HERE = Path(__file__).resolve().parent
 VICTIM = launcher.ROOT / "tools/testbed/victim.py"
-MARK = f"bench-{uuid.uuid4().hex}"  # in the environment of every process started here
 ENVIRONMENT = os.environ | {
-    "BENCH_MARK": MARK,
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONPATH": str(launcher.ROOT / "lessons"),
 }
-STARTED = []  # processes that may still run
-LIMIT = 120  # seconds, for each process
 STAGES = ("launcher", "import torch", "processes meet", "images", "model, DDP, optimizer", "first step")
 OWN = ("--epochs", 2)
 FEW = ("--epochs", 2, "--train-size", 1200, "--test-size", 60)  # for large models, and large snapshots
@@ -42,50 +34,8 @@ STEM, STEM_06B, STEM_07 = "04_ddp_torchrun", "06b_preemption", "07_mixed_precisi
 # ---- start something, and read what it says -----------------------------------------------------
 
 
-@contextlib.contextmanager
-def empty_folder():
-    """A folder for one run. At its end, all processes that it started are ended, including torchrun's ranks
-    and the processes that ran beside a failed one. Otherwise they would disturb the next measurement."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            yield Path(folder)
-        finally:
-            deadline = time.monotonic() + 10
-            left = alive(MARK)
-            while left and time.monotonic() < deadline:
-                for pid, _ in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.02)
-                left = alive(MARK)
-            while STARTED:
-                with STARTED.pop() as process:
-                    process.kill()
-
-
-def start(words, folder, **environment):
-    folder.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(
-        [str(word) for word in words],
-        cwd=folder,
-        env=ENVIRONMENT | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    STARTED.append(process)
-    return process
-
-
-def finish(process):
-    try:
-        stdout, stderr = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        sys.exit(f"error: {' '.join(process.args)} still ran after {LIMIT} seconds")
-    if process.returncode:
-        sys.exit(f"error: {' '.join(process.args)} failed:\n{stderr}")
-    return stdout, stderr
+def begin(words, folder, **environment):
+    return running.start(words, folder, ENVIRONMENT | environment)
 
 
 def lesson(stem, processes, folder, *arguments, variant="", **more):
@@ -99,7 +49,7 @@ def lesson(stem, processes, folder, *arguments, variant="", **more):
             words[words.index(script)] = HERE / "variant.py"
         else:
             environment["SCRIPT"] = str(HERE / "variant.py")  # for two_terminals.sh
-    return start(words, folder, **environment)
+    return begin(words, folder, **environment)
 
 
 def said(stderr, what):
@@ -108,7 +58,7 @@ def said(stderr, what):
     return json.loads(lines[0])[what]
 
 
-def speed(folder, stem):
+def speed_of(folder, stem):
     """Images per second, without the first epoch, which fills caches."""
     curve = launcher.read_curve(folder / "out", stem)
     return statistics.median(row["images_per_second"] for row in curve[1:])
@@ -133,19 +83,22 @@ def share_of_saving(times):
 # ---- what a row runs ----------------------------------------------------------------------------
 
 
-def job(stem, processes, options, variant, **reads):
-    """What runs a lesson, and reads numbers: `speed`, `step`, `start` or `saving`, each under a name."""
+def job(stem, processes, options, variant, speed="", step="", start="", saving=""):
+    """What runs a lesson and reads numbers. Each of the last four is the name under which one is kept."""
 
     def run(folder):
         began = time.time()
         _, stderr = finish(lesson(stem, processes, folder, *options, variant=variant))
-        readers = {
-            "speed": lambda: speed(folder, stem),
-            "step": lambda: said(stderr, "stepped"),
-            "start": lambda: spent(said(stderr, "clocked"), began),
-            "saving": lambda: share_of_saving(said(stderr, "saving")),
-        }
-        return {kind: {name: readers[kind]()} for kind, name in reads.items()}
+        found = {}
+        if speed:
+            found["speed"] = {speed: speed_of(folder, stem)}
+        if step:
+            found["step"] = {step: said(stderr, "stepped")}
+        if start:
+            found["start"] = {start: spent(said(stderr, "clocked"), began)}
+        if saving:
+            found["saving"] = {saving: share_of_saving(said(stderr, "saving"))}
+        return found
 
     return run
 
@@ -159,13 +112,13 @@ def apart(options, variant, name):
         both = [lesson(STEM, 1, each, *words, variant=variant) for each in folders]
         for process in both:
             finish(process)
-        return {"speed": {name: sum(speed(each, STEM) for each in folders)}}
+        return {"speed": {name: sum(speed_of(each, STEM) for each in folders)}}
 
     return run
 
 
 def tutorial(folder):
-    stdout, stderr = finish(start([sys.executable, HERE / "tutorial_loop.py", 2], folder))
+    stdout, stderr = finish(begin([sys.executable, HERE / "tutorial_loop.py", 2], folder))
     epochs = [json.loads(line) for line in stdout.splitlines()]
     rate = statistics.median(epoch["images_per_second"] for epoch in epochs[1:])
     return {"speed": {"usual loop": rate}, "step": {"usual loop": said(stderr, "stepped")}}
@@ -175,7 +128,7 @@ def start_ranks(script, folder, *arguments, world_size=2, **more):
     """Run a script on several ranks, and return what rank 0 prints."""
     environment = {"STORE": str(folder / "store"), "WORLD_SIZE": str(world_size)} | more
     words = [sys.executable, HERE / script, *arguments]
-    ranks = [start(words, folder, RANK=str(rank), **environment) for rank in range(world_size)]
+    ranks = [begin(words, folder, RANK=str(rank), **environment) for rank in range(world_size)]
     printed = [finish(process)[0] for process in ranks]
     return json.loads(printed[0])
 
@@ -226,9 +179,11 @@ def overlap_between_hosts(folder):
 
 
 def flat(found):
-    seconds = {f"{name}, seconds": value for name, value in found["seconds"].items()}
-    used = {f"{name}, CPU seconds": value for name, value in found["cpu_seconds"].items()}
-    return seconds | used | {"bytes": found["bytes"]}
+    kept = {"bytes": found["bytes"]}
+    for name, seconds in found["seconds"].items():
+        kept[f"{name}, seconds"] = seconds
+        kept[f"{name}, CPU seconds"] = found["cpu_seconds"][name]
+    return kept
 
 
 def reduce(world_size):
@@ -244,11 +199,12 @@ def recovery(folder):
     words, environment = launcher.command("06b_preemption", 2, "--epochs", 2, "--crash-at", 1)
     script = next(word for word in words if word.endswith(".py"))
     words[words.index(script)] = VICTIM
-    finish(start(words, folder, **environment, LESSON=script))
-    steps = [line.split() for line in (folder / ".steps").read_text().splitlines()]
-    first_process = steps[0][1]
-    before = [float(when) for when, process, *_ in steps if process == first_process]
-    after = [float(when) for when, process, *_ in steps if process != first_process]
+    finish(begin(words, folder, **environment, LESSON=script))
+    times = {}
+    for line in (folder / ".steps").read_text().splitlines():
+        when, process, *_ = line.split()
+        times.setdefault(process, []).append(float(when))
+    before, after = list(times.values())[:2]
     return {"recovery": after[0] - before[-1]}
 
 

@@ -27,7 +27,7 @@ def speed(folder, jobs, count, size, words):
     processes = [rows.lesson(STEM, count, each, *options) for each in folders]
     for process in processes:
         rows.finish(process)
-    return sum(rows.speed(each, STEM) for each in folders)
+    return sum(rows.speed_of(each, STEM) for each in folders)
 
 
 def named(model, count, size):

@@ -1,9 +1,9 @@
 """The order of work of two schedules of torch.distributed.pipelining, for the page on pipeline schedules.
 
-    python -m tools.site.orders
+    python -m tools.makers.site.orders
 
-You will see tools/site/widgets/orders.json written anew. The site is built without torch, so it has what
-torch says in this file, and a test compares the two. GPipe and 1F1B are worked out in widgets/schedules.py.
+You will see widgets/orders.json written anew. The site is built without torch, so it has what torch says in
+this file, and a test compares the two. GPipe and 1F1B are worked out in widgets/schedules.py.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 from torch.nn.functional import cross_entropy
 
-from tools.site.widgets.schedules import MICROBATCHES, PROCESSES, TWO_STAGES, ZERO
+from tools.makers.site.widgets.schedules import MICROBATCHES, PROCESSES, TWO_STAGES, ZERO
 
 OUT = Path(__file__).resolve().parent / "widgets/orders.json"
 KINDS = {TWO_STAGES: (ScheduleInterleaved1F1B, 2), ZERO: (ScheduleInterleavedZeroBubble, 1)}

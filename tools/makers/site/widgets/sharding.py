@@ -1,8 +1,8 @@
 """The planner's search, with sliders: the best few ways to shard a job, and what bounds each."""
 
 from planner import plans, report, search
-from tools.site import models
-from tools.site.controls import MEMORY, NETWORK, PRICES, choice, control, powers, stacked
+from tools.makers.site import models
+from tools.makers.site.controls import MEMORY, NETWORK, PRICES, choice, control, powers, stacked
 
 TITLE = "The planner's search"
 INTRODUCTION = """\
@@ -12,7 +12,7 @@ data-parallel ranks and more pipeline stages; long sequences call for context pa
 second or two. [The notebook on planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
 NAMES = ("formulas", "plans", "report", "search", "measured", "__main__")
-FILES = {f"lessons/planner/{name}.py": () for name in NAMES} | {"tools/site/models.py": ()}
+FILES = {f"lessons/planner/{name}.py": () for name in NAMES} | {"tools/makers/site/models.py": ()}
 MODELS = {name: name for name in plans.MODELS}
 MODELS |= {params: f"a GPT of {report.count(params)}" for params in (7.5e9, 1.75e11, 1e12)}
 HEADS = {

@@ -15,7 +15,7 @@ from tools.lessons import ROOT
 
 RUN, NEW, COPY = "**Run it:**", "**New here:**", "**Copy these lines:**"
 TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(ROOT / "tools/site/theme"),
+    loader=jinja2.FileSystemLoader(ROOT / "tools/makers/site/theme"),
     undefined=jinja2.StrictUndefined,
     keep_trailing_newline=True,
     trim_blocks=True,

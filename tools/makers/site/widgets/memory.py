@@ -1,8 +1,8 @@
 """What one GPU holds, by model and by way of sharding: the planner's memory, beside three kinds of GPU."""
 
 from planner import plans
-from tools.site import models
-from tools.site.controls import RECOMPUTE, choice, control, powers, stacked
+from tools.makers.site import models
+from tools.makers.site.controls import RECOMPUTE, choice, control, powers, stacked
 
 TITLE = "Memory: what one GPU holds"
 INTRODUCTION = """\
@@ -12,7 +12,7 @@ ZeRO shards the optimizer states, the gradients and the parameters ([FSDP](../no
 stage 3). Only activation checkpointing, tensor parallelism and shorter sequences shrink the activations.
 """
 FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "measured", "__main__")}
-FILES["tools/site/models.py"] = ()
+FILES["tools/makers/site/models.py"] = ()
 GPUS = (24e9, 80e9, 141e9)  # bytes
 CONTROLS = [
     choice("model", "model", {name: name for name in models.MODELS}, "GPT-2 XL, 1.6 billion"),

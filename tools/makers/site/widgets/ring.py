@@ -11,7 +11,7 @@ from planner import __main__ as command
 from planner import formulas
 from tools import links
 from tools.lessons import ROOT
-from tools.site import taken
+from tools.makers.site import taken
 
 TITLE = "The ring all-reduce, step by step"
 INTRODUCTION = """\

@@ -9,8 +9,10 @@ from pathlib import Path
 import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
-from tools import hero, ink, launcher, links, notebooks, speeds, splits
+from tools import ink, launcher, links, notebooks
+from tools.makers import hero, splits
 from tools.makers.bench import rows
+from tools.makers.gpu import h100
 
 plt = ink.pyplot()
 FOLDER = launcher.ROOT / "lessons" / "pictures"
@@ -85,7 +87,7 @@ if __name__ == "__main__":
     hero.draw(FOLDER / "hero.svg")
     ring(FOLDER / "ring.svg")
     links.draw(FOLDER / "links.svg")
-    speeds.draw(FOLDER / "gpt_step.svg")
+    h100.draw(FOLDER / "gpt_step.svg")
     splits.draw(FOLDER / "splits.svg")
     kinks()
     ladder()

@@ -4,8 +4,18 @@ import math
 import re
 
 from planner import plans, report
-from tools.site import models
-from tools.site.controls import MEMORY, NETWORK, PRICES, RECOMPUTE, choice, control, powers, stacked, typed
+from tools.makers.site import models
+from tools.makers.site.controls import (
+    MEMORY,
+    NETWORK,
+    PRICES,
+    RECOMPUTE,
+    choice,
+    control,
+    powers,
+    stacked,
+    typed,
+)
 
 TITLE = "The planner"
 INTRODUCTION = """\
@@ -14,7 +24,7 @@ The curve shows how much of the ideal speedup is left on more GPUs. [The noteboo
 planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
 FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "measured", "__main__")}
-FILES["tools/site/models.py"] = ()
+FILES["tools/makers/site/models.py"] = ()
 PARTS = ("parameters", "gradients", "optimizer", "activations")
 STAGES = {0: "0 (DDP)", 1: "1", 2: "2", 3: "3 (FSDP)"}
 CONTROLS = [

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECOMPUTE = {"none": "none", "selective": "attention only (selective)", "full": "all layers (full)"}
 NETWORK = [[one * 1e9, f"{8 * one:g} Gb/s"] for one in (1.25, 12.5, 25, 50, 100)]  # bytes a second
 PRICES = [[one, f"${one:g}"] for one in (1, 1.5, 2, 3, 4, 6)]

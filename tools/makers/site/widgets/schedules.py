@@ -1,16 +1,15 @@
 """Pipeline schedules: who works when, how long the others wait, and what they hold meanwhile.
 
 GPipe and 1F1B are worked out here, and a test compares them with exercise 10's solution; the idle share is
-lesson 10's. The interleaved and the zero-bubble schedule are torch's own: tools/site/orders.py writes them
-into a file.
+lesson 10's. The interleaved and the zero-bubble schedule are torch's own: orders.py writes them into a file.
 """
 
 import json
 import re
 
 from planner import report
-from tools.site import taken
-from tools.site.controls import ROOT, choice, control
+from tools.makers.site import taken
+from tools.makers.site.controls import ROOT, choice, control
 
 TITLE = "Pipeline schedules"
 INTRODUCTION = """\
@@ -20,7 +19,7 @@ one process down: the whole pipeline is as fast as its slowest stage. [Lesson 10
 notebook](../notebooks/10_pipeline.ipynb) draws the same pictures of real processes.
 """
 TIMELINE = "lessons/parts/timeline.py"
-ORDERS = "tools/site/widgets/orders.json"
+ORDERS = "tools/makers/site/widgets/orders.json"
 FILES = {
     TIMELINE: ("idle", "idle_in_theory"),
     ORDERS: (),

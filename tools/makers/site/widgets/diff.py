@@ -15,7 +15,7 @@ from pygments.lexers import PythonLexer
 
 from tools import lessons
 from tools.lessons import ROOT
-from tools.site import taken
+from tools.makers.site import taken
 
 TITLE = "The diff of any lesson to any other"
 INTRODUCTION = """\

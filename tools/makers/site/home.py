@@ -11,13 +11,13 @@ import tomllib
 
 from tools import lessons
 from tools.lessons import ROOT
-from tools.site import live, sources
-from tools.site.deck import TEMPLATES
-from tools.site.sources import PurePosixPath
-from tools.site.widgets import diff
+from tools.makers.site import live, sources
+from tools.makers.site.deck import TEMPLATES
+from tools.makers.site.sources import PurePosixPath
+from tools.makers.site.widgets import diff
 
 EXERCISES = PurePosixPath("lessons/exercises")
-PARTS = tomllib.loads((ROOT / "tools/site/theme/navigation.toml").read_text())
+PARTS = tomllib.loads((ROOT / "tools/makers/site/theme/navigation.toml").read_text())
 NAMES = {  # else a page is listed by its title
     "README.md": "README",
     "lessons/pages/errors.md": "Error messages",

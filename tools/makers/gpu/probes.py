@@ -1,16 +1,14 @@
-"""What `make gpu` measures besides lessons: probes.py NAME [KIND] [OPTION=NUMBER ...], each a function below.
+"""What `make gpu-speed` measures: probes.py NAME [KIND] [OPTION=NUMBER ...], each a function below.
 
 Each prints one line of JSON. sizes and memory run under torchrun, and loop can.
 """
 
-import fcntl
 import functools
 import gc
 import importlib
 import itertools
 import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -20,11 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import conv2d, cross_entropy, pad
+from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
 import workload
-from launch import preflight
 
 STEPS = ("repeatable", "plain", "input", "bf16", "channels_last", "benchmark", "fused", "compile")
 ROOM = 2  # pixels that an image may be moved
@@ -36,65 +33,60 @@ KINDS = {
     "products": ("gemm", "nvjet", "xmma", "cutlass", "conv", "wgrad", "dgrad", "fprop"),
     "copies": ("memcpy", "memset"),
 }
-LOCK = open(os.environ.get("LOCK_OF_TURNS", os.devnull), "w")  # noqa: SIM115
 
 
-# ---- turns, and what the GPU does ---------------------------------------------------------------
+# ---- what the GPU does --------------------------------------------------------------------------
 
 
-def is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+def say(values):
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps({"probe": values}), flush=True)
 
 
-def lock(kind: int) -> None:
-    """Prepare beside others, or be measured alone. An alarm ends whoever takes too long with either."""
-    if is_first() and "LOCK_OF_TURNS" in os.environ:
-        signal.alarm(0)
-        fcntl.flock(LOCK, kind)
-        signal.alarm(int(os.environ["SECONDS_OF_TURN"]))
-
-
-def wait_for_turn() -> None:
-    """Wait until no other process prepares or is measured."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the others need memory too
-    lock(fcntl.LOCK_EX)
-
-
-def say(values: dict) -> None:
-    if is_first():
-        print(json.dumps({"probe": True} | values), flush=True)
-
-
-def synchronize(device: torch.device) -> None:
+def synchronize(device):
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
-def covered(spans: list[tuple[float, float]]) -> float:
+def covered(spans):
     """The time in which at least one of these was at work: two streams may be at once."""
-    total, reached = 0.0, float("-inf")
+    total = 0.0
+    reached = float("-inf")
     for begin, end in sorted(spans):
         total += max(0, end - max(begin, reached))
         reached = max(reached, end)
     return total
 
 
-def busy(events: list[dict], seconds: float) -> dict[str, float]:
+def kind_of(kernel):
+    name = kernel.lower()
+    for kind, words in KINDS.items():
+        if any(word in name for word in words):
+            return kind
+    return "other kernels"
+
+
+def busy(events, seconds):
     """Shares of these seconds: "busy", each kind of kernel, and "hidden", NCCL beside other kernels."""
     spans = {}  # in microseconds, by kind
     for event in events:
         if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
-            begin, name = float(event["ts"]), event["name"].lower()
-            kinds = (kind for kind, words in KINDS.items() if any(word in name for word in words))
-            spans.setdefault(next(kinds, "other kernels"), []).append((begin, begin + float(event["dur"])))
+            begin = float(event["ts"])
+            end = begin + float(event["dur"])
+            spans.setdefault(kind_of(event["name"]), []).append((begin, end))
     if not spans:
         return {}
-    found = {kind: sum(end - begin for begin, end in each) for kind, each in spans.items()}
-    found["busy"] = covered([span for each in spans.values() for span in each])
+    found = {}
+    everything = []
+    beside_nccl = []
+    for kind, of_kind in spans.items():
+        found[kind] = sum(end - begin for begin, end in of_kind)
+        everything += of_kind
+        if kind != "NCCL":
+            beside_nccl += of_kind
+    found["busy"] = covered(everything)
     if "NCCL" in spans:
-        others = [span for kind, each in spans.items() if kind != "NCCL" for span in each]
-        found["hidden"] = covered(spans["NCCL"]) + covered(others) - found["busy"]
+        found["hidden"] = covered(spans["NCCL"]) + covered(beside_nccl) - found["busy"]
     return {kind: taken / 1e6 / seconds for kind, taken in found.items()}
 
 
@@ -132,73 +124,33 @@ def watched(device, step, count):
     return busy(json.loads(path.read_text())["traceEvents"], seconds)
 
 
-# ---- the machine --------------------------------------------------------------------------------
-
-
-def error(compute, *tensors):
-    """How far fp32 is from float64, relative, over all elements together."""
-    exact = compute(*(tensor.double() for tensor in tensors))
-    return ((compute(*tensors).double() - exact).norm() / exact.norm()).item()
-
-
-def numerics():
-    """The machine, the flags after set_seed, and a convolution and a product in fp32 against float64."""
-    device, backends = workload.pick_device(), torch.backends
-    workload.set_seed(0)
-    module = torch.get_device_module(device)
-    with device:
-        images, kernels = torch.randn(32, 64, 32, 32), torch.randn(64, 64, 3, 3)
-        left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    return {
-        "versions": {
-            "torch": torch.__version__,
-            "CUDA": torch.version.cuda,
-            "cuDNN": backends.cudnn.version(),
-            "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
-            "driver": preflight.driver(),
-        },
-        "gpus": [module.get_device_name(number) for number in range(workload.gpu_count())],
-        "bf16": torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else None,
-        "free": torch.cuda.mem_get_info()[0] if device.type == "cuda" else None,  # of GPU 0
-        "flags": {
-            "cudnn.benchmark": backends.cudnn.benchmark,
-            "cudnn.deterministic": backends.cudnn.deterministic,
-            "convolutions": backends.cudnn.conv.fp32_precision,
-            "products": backends.cuda.matmul.fp32_precision,
-            "old flag of TF32": torch._C._get_cudnn_allow_tf32(),
-        },
-        "convolution": error(functools.partial(conv2d, padding=1), images, kernels),
-        "product": error(torch.matmul, left, right),
-    }
+# ---- several GPUs, and several ranks ------------------------------------------------------------
 
 
 def peers(power=28):
     """Whether GPU 0 reaches the others' memory directly (P2P), how fast a copy is, and whether its bytes come
     back as they were: on some machines, a P2P copy changes them silently."""
     sent = torch.randint(256, (2**power,), dtype=torch.uint8)
-    found, source = {}, sent.to("cuda:0")
-
-    def synchronize():
-        torch.cuda.synchronize(0)
-        torch.cuda.synchronize(number)
-
+    source = sent.to("cuda:0")
+    found = {}
     for number in range(1, torch.cuda.device_count()):
-        target, seconds = torch.empty_like(source, device=f"cuda:{number}"), []
+        target = torch.empty_like(source, device=f"cuda:{number}")
+        seconds = []
         for _ in range(8):
-            synchronize()
+            torch.cuda.synchronize(0)
+            torch.cuda.synchronize(number)
             begin = time.perf_counter()
             target.copy_(source)
-            synchronize()
+            torch.cuda.synchronize(0)
+            torch.cuda.synchronize(number)
             seconds.append(time.perf_counter() - begin)
-        is_direct = torch.cuda.can_device_access_peer(0, number)
         back = torch.zeros_like(source).copy_(target)
-        is_same = torch.equal(target.cpu(), sent) and torch.equal(back.cpu(), sent)
-        speed = source.numel() / statistics.median(seconds[2:])
-        found[number] = {"P2P": is_direct, "bytes/s": speed, "same": is_same}
+        found[number] = {
+            "P2P": torch.cuda.can_device_access_peer(0, number),
+            "bytes/s": source.numel() / statistics.median(seconds[2:]),
+            "same": torch.equal(target.cpu(), sent) and torch.equal(back.cpu(), sent),
+        }
     return {"peers": found}
-
-
-# ---- several ranks ------------------------------------------------------------------------------
 
 
 def join():
@@ -211,15 +163,18 @@ def join():
 
 def sizes(largest=26, times=20):
     """Seconds of an all-reduce by its size; the largest is a power of two, in bytes."""
-    device, found = join(), {}
-    for size in [2**power for power in range(10, largest + 1, 2)]:
-        tensor, seconds = torch.zeros(size // 4, device=device), []
+    device = join()
+    found = {}
+    for power in range(10, largest + 1, 2):
+        size = 2**power
+        tensor = torch.zeros(size // 4, device=device)
+        seconds = []
         for _ in range(times + 3):
             synchronize(device)
             dist.barrier()
             seconds.append(seconds_of(device, functools.partial(dist.all_reduce, tensor), 1))
         found[size] = statistics.median(seconds[3:])  # the first ones connect
-    return {"seconds": found}
+    return {"by size": found}
 
 
 def memory(kind, width=4096, layers=16):
@@ -228,7 +183,7 @@ def memory(kind, width=4096, layers=16):
     device = join()
     torch.manual_seed(0)
     with device:
-        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+        model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
         batch = torch.randn(16, width)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if kind == "ddp":
@@ -263,10 +218,13 @@ class OneProduct(nn.Module):
         with torch.no_grad():
             self.one.weight.copy_(torch.cat([part.weight for part in parts]))
             self.one.bias.copy_(torch.cat([part.bias for part in parts]))
-        self.project, self.by_head, self.attend = attention.project, attention.by_head, attention.attend
+        self.project = attention.project
+        self.by_head = attention.by_head
+        self.attend = attention.attend
 
     def forward(self, x):
-        mixed = self.attend(*(self.by_head(part) for part in self.one(x).chunk(3, -1)))
+        query, key, value = self.one(x).chunk(3, -1)
+        mixed = self.attend(self.by_head(query), self.by_head(key), self.by_head(value))
         return self.project(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -290,7 +248,6 @@ def gpt(*kinds, hidden=2048, layers=12, heads=16, length=1024, characters=64, si
     if "fused" in kinds:
         for block in model.blocks:
             block.attention = OneProduct(block.attention)
-
     if "compiled" in kinds:
         model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -302,7 +259,6 @@ def gpt(*kinds, hidden=2048, layers=12, heads=16, length=1024, characters=64, si
         optimize(optimizer, loss)
 
     seconds_of(device, step, 3)
-    wait_for_turn()
     seconds_of(device, step, steps)
     taken = rounds_of(device, step, steps, rounds)
     seconds = statistics.median(taken)
@@ -333,10 +289,17 @@ class Pictures(Dataset):
         from torchvision.transforms import v2
 
         to_picture = v2.ToPILImage()
-        self.pictures, self.labels = [to_picture(image) for image in images], labels.tolist()
-        move = [v2.RandomCrop(32, padding=ROOM), v2.RandomHorizontalFlip()]
-        scale = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([48 / 255], [64 / 255])]
-        self.transform = v2.Compose(move + scale)
+        self.pictures = [to_picture(image) for image in images]
+        self.labels = labels.tolist()
+        self.transform = v2.Compose(
+            [
+                v2.RandomCrop(32, padding=ROOM),
+                v2.RandomHorizontalFlip(),
+                v2.ToImage(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize([48 / 255], [64 / 255]),
+            ]
+        )
 
     def __len__(self):
         return len(self.labels)
@@ -357,20 +320,24 @@ class Scaled(nn.Module):
 
 
 def from_loader(images, labels, size, device):
-    pinned, workers = device.type != "cpu", min(4, os.cpu_count())
-    pictures = Pictures(images, labels)
-    loader = DataLoader(pictures, size, shuffle=True, num_workers=workers, drop_last=True, pin_memory=pinned)
+    workers = min(4, os.cpu_count())
+    is_pinned = device.type != "cpu"
+    options = {"num_workers": workers, "pin_memory": is_pinned}
+    loader = DataLoader(Pictures(images, labels), size, shuffle=True, drop_last=True, **options)
     while True:
         for batch, targets in loader:
             yield batch.to(device), targets.to(device)
 
 
 def from_device(images, labels, size, device):
-    images, labels = pad(images, [ROOM] * 4).to(device), labels.to(device)
-    across, channels = torch.arange(32, device=device), torch.arange(3, device=device)
+    images = pad(images, [ROOM, ROOM, ROOM, ROOM]).to(device)
+    labels = labels.to(device)
+    across = torch.arange(32, device=device)
+    channels = torch.arange(3, device=device)
     while True:
         chosen = torch.randint(len(images), (size,), device=device)
-        down, right = (torch.randint(2 * ROOM + 1, (size, 1), device=device) + across for _ in range(2))
+        down = torch.randint(2 * ROOM + 1, (size, 1), device=device) + across
+        right = torch.randint(2 * ROOM + 1, (size, 1), device=device) + across
         mirrored = torch.rand(size, 1, device=device) < 0.5
         right = torch.where(mirrored, right.flip(1), right)
         where = chosen.view(-1, 1, 1, 1), channels.view(1, -1, 1, 1), down[:, None, :, None]
@@ -378,10 +345,10 @@ def from_device(images, labels, size, device):
 
 
 def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24, bf16=1):
-    """Lesson 08's model on CIFAR-size images, from a plain loop to the fastest, a change at a time: see STEPS
-    in speed.py. The input comes before bf16: as long as four workers are waited for, nothing behind them can
-    show. Or ddp, or fsdp, under torchrun: as bf16; with bf16=0, in fp32. A round has so many steps, or as
-    many as fit into a second.
+    """Lesson 08's model on CIFAR-size images, from a plain loop to the fastest, a change at a time: see LOOPS
+    in measure.py. The input comes before bf16: while the GPU waits for four workers, no later change shows.
+    ddp and fsdp run under torchrun and have the changes up to bf16; with bf16=0, they compute in fp32. A
+    round has so many steps, or as many as fit into a second.
     """
     from parts import board, resnet
 
@@ -404,10 +371,13 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24, bf16=1):
     if kind == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     elif kind == "fsdp":
-        for part in (*(part for part in model.model if list(part.parameters())), model):
-            fully_shard(part)
+        for part in model.model:
+            if list(part.parameters()):
+                fully_shard(part)
+        fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=has["fused"])
-    batches = (from_device if has["input"] else from_loader)(images, labels, size, device)
+    make_batches = from_device if has["input"] else from_loader
+    batches = make_batches(images, labels, size, device)
 
     def step(batches):
         batch, targets = next(batches)
@@ -421,7 +391,6 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24, bf16=1):
         return seconds_of(device, functools.partial(step, batches), count)
 
     train(batches, 3)
-    wait_for_turn()
     # On an H100, 24 steps in fp32 with repeatable kernels take 4 seconds. All ranks must take equally many.
     slowest = torch.tensor([train(batches, 3)], device=device)
     if dist.is_initialized():
@@ -443,12 +412,17 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24, bf16=1):
 
 
 def main():
-    lock(fcntl.LOCK_SH)
     name, *words = sys.argv[1:]
-    kinds = [word for word in words if "=" not in word]
-    options = dict(word.split("=") for word in words if "=" in word)
-    probe = {each.__name__: each for each in (numerics, peers, sizes, memory, gpt, loop)}[name]
-    say(probe(*kinds, **{option: int(value) for option, value in options.items()}))
+    kinds = []
+    options = {}
+    for word in words:
+        option, is_option, value = word.partition("=")
+        if is_option:
+            options[option] = int(value)
+        else:
+            kinds.append(word)
+    probe = {"peers": peers, "sizes": sizes, "memory": memory, "gpt": gpt, "loop": loop}[name]
+    say(probe(*kinds, **options))
     if dist.is_initialized():
         gc.collect()  # a DDP object whose threads are left may abort the process at exit
         dist.destroy_process_group()

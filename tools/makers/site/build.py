@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from tools import lessons
 from tools.lessons import ROOT
-from tools.site import deck, home, sources
+from tools.makers.site import deck, home, sources
 
 HERE = Path(__file__).resolve().parent
 PYODIDE = Path(sys.prefix) / "pyodide"  # where make site has it fetched
@@ -45,7 +45,7 @@ def prepare(folder: Path, chosen: list[str]):
     """Write the sources of all pages, or of some."""
     pages = tuple(map(PurePosixPath, chosen)) or pages_of_the_site()
     book = sources.Book(folder, pages, address(), is_whole=not chosen)
-    book.widgets = {name: importlib.import_module(f"tools.site.widgets.{name}") for name in WIDGETS}
+    book.widgets = {name: importlib.import_module(f"tools.makers.site.widgets.{name}") for name in WIDGETS}
     below = {home.page_of(lesson): home.below(book, lesson) for lesson in lessons.LESSONS}
     for page in pages:
         if page.suffix == ".ipynb":

@@ -9,11 +9,15 @@ import json
 from pathlib import Path
 
 from tools.lessons import ROOT
-from tools.site import taken
+from tools.makers.site import taken
 
-WIDGETS = ROOT / "tools/site/widgets"
+WIDGETS = ROOT / "tools/makers/site/widgets"
 # What every widget that answers imports. The first is the package, which knows the path to the planner.
-HELPERS = {f"tools/{name}.py": () for name in ("__init__", "site/taken", "site/controls")}
+HELPERS = {
+    "tools/__init__.py": (),
+    "tools/makers/site/taken.py": (),
+    "tools/makers/site/controls.py": (),
+}
 
 
 def data(widget) -> dict:
@@ -31,7 +35,7 @@ def data(widget) -> dict:
             path: taken.source(ROOT / path, names) if names else (ROOT / path).read_text()
             for path, names in files.items()
         },
-        "module": f"tools.site.widgets.{Path(own).stem}",
+        "module": f"tools.makers.site.widgets.{Path(own).stem}",
     }
 
 
