@@ -62,9 +62,11 @@ chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
 
 # What holds a solution, or is made of one. `git archive` also leaves out what git does not know, and all history.
 ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/others.py
+# The grader's own tests need the answers, and hostile.toml teaches attacks.
+OF_GRADER = tests/hostile.toml tests/test_grader.py tests/test_grading.py tests/test_tables.py tests/test_exercises.py
 students: ## write the repository without its answers and history, for students: out/students.zip
 	@mkdir -p $(OUT)
-	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS))
+	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS) $(OF_GRADER))
 	@echo "$(OUT)/students.zip: unpack it into a new repository, and push that one"
 
 gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip

@@ -70,6 +70,14 @@ def test_the_manifest_is_in_order():
             seen.add(entry["id"])
 
 
+@pytest.mark.long
+def test_pytest_finds_all_checks_with_the_settings_of_this_repository():
+    """A deprecation is an error in them: `make check EX=08` would run no check."""
+    words = [sys.executable, "-m", "pytest", "tests/exercises", "--collect-only", "-q"]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-2000:]
+
+
 def test_links_of_the_students_page_lead_somewhere():
     """test_pages_and_commands.py looks at the others."""
     links = re.findall(r"\]\(([^)#]+)", (STARTERS / "README.md").read_text())

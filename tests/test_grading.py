@@ -485,7 +485,9 @@ def test_a_students_copy_has_no_answers_and_works(tmp_path):
     make = ["env", "-u", "MAKEFLAGS", "make", f"PYTHON={sys.executable}"]
     subprocess.run([*make, "students", f"OUT={tmp_path}"], cwd=ROOT, check=True)
     with zipfile.ZipFile(tmp_path / "students.zip") as archive:
-        assert answers(archive.namelist()) == [OWN]
+        names = archive.namelist()
+        assert answers(names) == [OWN]
+        assert not [name for name in names if "hostile" in name or "test_grader" in name]
         archive.extractall(tmp_path / "copy")
     put({f"copy/lessons/exercises/{THIRD}": SOLUTION}, tmp_path)
     run = subprocess.run([*make, "check", "EX=03.1a"], cwd=tmp_path / "copy", capture_output=True, text=True)

@@ -51,6 +51,7 @@ if [ "${COMMANDS:-}" ]; then
 else
     sed -n '/^```sh$/,/^```$/p' README.md | sed -n '2,/^```$/p' | sed -n '/^```$/q; /^#/d; p' \
         | sed 's/  *#.*//' | sed -e ':more' -e '/\\$/{N; s/\\\n *//; b more' -e '}' -e 's/.*/timed "&"/' >>"$root/root/readme.sh"
+    echo 'timed "make test"' >>"$root/root/readme.sh"  # README's second command, in another block
 fi
 cat >"$folder/$suite.sh" <<END
 set -e

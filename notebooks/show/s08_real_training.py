@@ -1,8 +1,10 @@
 """Notebook 08: a killed run, batch norm on four ranks, growing rounding errors, rates, augmentation."""
 
+import math
+
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, INK, ORANGE, RANKS, RED, SKY, curves, picture
+from show.pictures import BLUE, GREY, INK, ORANGE, RANKS, RED, SKY, curves, picture
 
 
 def draw_killed(runs):
@@ -32,18 +34,26 @@ def draw_means(alone, together, whole_mean):
 
 def draw_drift(off):
     """How far the loss of four processes is from the loss of one, step by step, in 32 and 64 bits."""
-    axes = plt.subplots(figsize=(5, 3.2))[1]
+    axes = plt.subplots(figsize=(5, 3.4))[1]
+    equal_at = 1e-18  # below all differences, because the logarithm of 0 does not exist
+    equal = {}
     for (bits, values), colour, mark in zip(off.items(), (RED, BLUE), ("o", "s"), strict=True):
-        values = [max(value, 1e-17) for value in values]  # the logarithm of 0 does not exist
-        axes.semilogy(range(1, 16), values, color=colour, marker=mark, ms=4, label=f"{bits} bits")
-    axes.set(xlabel="step", title="Loss of four processes against one")
-    axes.set_ylabel("relative difference\n(equal: drawn at 1e-17)")
+        differ = [value or math.nan for value in values]  # nan leaves a gap in the line
+        axes.semilogy(range(1, 16), differ, color=colour, marker=mark, ms=5, label=f"{bits} bits")
+        equal[bits] = [step for step, value in enumerate(values, 1) if value == 0]
+        axes.plot(equal[bits], [equal_at] * len(equal[bits]), mark, color=colour, mfc="none", ms=6)
+    axes.axhline(10 * equal_at, color=GREY, lw=0.8, ls=":")
+    axes.set_yticks([equal_at, 1e-16, 1e-12, 1e-8, 1e-4], ["equal", "1e-16", "1e-12", "1e-8", "1e-4"])
+    axes.minorticks_off()
+    axes.set(xlabel="step", ylabel="relative difference", title="Loss of four processes against one")
+    axes.set_ylim(equal_at / 5, 1)
     axes.set_xticks(range(1, 16, 2))
-    axes.legend()
+    axes.legend(loc="upper left")
+    steps = ", ".join(f"{len(found)} in {bits} bits" for bits, found in equal.items())
     picture(
-        f"How far the loss of four processes is from the loss of one. In 32 bits it begins at "
+        "How far the loss of four processes is from the loss of one. In 32 bits it begins at "
         f"{off[32][0]:.0e} and is {off[32][-1]:.0e} after 15 steps; in 64 bits it is never more than "
-        f"{max(off[64]):.0e}."
+        f"{max(off[64]):.0e}. Hollow marks at the bottom are steps with equal losses: {steps}."
     )
 
 

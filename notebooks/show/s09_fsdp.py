@@ -4,7 +4,22 @@ import re
 
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, curves, picture, timeline
+from show.pictures import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    PINK,
+    RANKS,
+    RED,
+    SKY,
+    curves,
+    picture,
+    tile,
+    timeline,
+)
 
 EXACT = 1e-12  # where zero is drawn on a logarithmic axis
 LIMIT = 1e-5  # of the tests
@@ -147,4 +162,43 @@ def draw_saving(diaries):
     picture(
         "Two ranks over time, each with a row for training and one for writing. Two checkpoints are copied, "
         "while no step is taken, and then written, while further steps are taken."
+    )
+
+
+def draw_gathered(places):
+    """What rank 0 of two ranks has in memory at each place of a step: a column for each layer."""
+    steps = [place for place, _ in places[1:-1]]  # without "before" and "after"
+    layers = [place.removeprefix("forward ") for place in steps if place.startswith("forward ")]
+    axes = plt.subplots(figsize=(4.8, 4.6))[1]
+    for row, place in enumerate([*steps, "after"]):
+        for column, layer in enumerate(layers):
+            is_whole = place.endswith(layer)
+            is_done = f"backward {layer}" in steps[:row]
+            parts = [("weights", 0, True), ("weights", 1, is_whole)]
+            parts += [("gradient", 0, is_done or place == f"backward {layer}")]
+            parts += [("gradient", 1, place == f"backward {layer}")]
+            for kind, rank, is_there in parts:
+                corner = column + 0.42 * rank, -row - (0.36 if kind == "gradient" else 0)
+                fill = tile(RANKS[rank], 0.6) if is_there else PAPER
+                hatch = "////" if kind == "gradient" and is_there else None
+                looks = {"facecolor": fill, "hatch": hatch, "edgecolor": GREY, "lw": 0.6}
+                axes.add_patch(plt.Rectangle(corner, 0.42, 0.32, **looks))
+    axes.set_yticks([-row for row in range(len(steps) + 1)], [*steps, "after"])
+    axes.set_xticks([column + 0.42 for column in range(len(layers))], layers)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set(xlim=(-0.1, len(layers)), ylim=(-len(steps) - 0.5, 0.5))
+    looks = (("its shard", BLUE, None), ("the other rank's", ORANGE, None), ("gradient", GREY, "////"))
+    handles = [
+        plt.Rectangle((0, 0), 1, 1, facecolor=tile(colour, 0.6), hatch=hatch, edgecolor=GREY)
+        for _, colour, hatch in looks
+    ]
+    names = [name for name, *_ in looks]
+    axes.figure.legend(handles, names, loc="outside lower center", ncols=3, columnspacing=1)
+    picture(
+        "The memory of rank 0 of two ranks during a step. It always has its shard of the weights of each "
+        "layer. The other rank's shard is there only while the layer computes: in turn forward, from "
+        f"{layers[0]} to {layers[-1]}, and back. The gradient of a layer is whole in its backward pass, then "
+        "rank 0 keeps its shard."
     )

@@ -74,7 +74,9 @@ def draw_held(held):
         panel.imshow(numpy.concatenate(tints, axis=1 if kind == "S(0)" else 0), aspect="equal")
         panel.set_title(name.split(".")[1], size=10)
         panel.set(xticks=[], yticks=[])
-        panel.set_xlabel(f"{kind}\n{own.shape[0]} x {own.shape[1]}", size=9)
+        rows, columns = own.shape
+        whole = f"{rows} x {2 * columns}" if kind == "S(0)" else f"{2 * rows} x {columns}"
+        panel.set_xlabel(f"{whole}, {kind}:\n{rows} x {columns} each", size=9)
     note = figure.add_subplot(grid[2:, :4])
     note.axis("off")
     note.text(0, 0.2, "blue: held by rank 0\norange: held by rank 1\ndarker: a larger weight", size=10)
@@ -162,3 +164,41 @@ def draw_kept(kept):
     axes.set(xlabel="MB kept for the backward pass", xlim=(0, 1.25 * max(megabytes.values())))
     words = ", ".join(f"{way} {amount:.2f} MB" for way, amount in megabytes.items())
     picture(f"Kept for the backward pass by one process, without the weights: {words}.")
+
+
+def draw_kept_tensors():
+    """The tensors that a block keeps for the backward pass: what rank 0 of two ranks has of each."""
+    rows = {
+        "norms:\ninputs": (2, "whole whole half half"),
+        "norms:\noutputs": (2, "whole whole whole half"),
+        "queries, keys,\nvalues, outputs": (4, "whole half half half"),
+        "GELU: input": (4, "whole half half half"),
+        "GELU: output": (4, "whole half half half"),
+    }
+    columns = ("one\nprocess", "tensor\nparallel", "sequence\nparallel", "Megatron-\nLM")
+    formulas = ("", "4 + 12/n", "2 + 14/n", "16/n")
+    axes = canvas(5, 3.8, across=30, down=22)
+    totals = [0] * len(columns)
+    for number, (name, (count, shares)) in enumerate(rows.items()):
+        bottom = 17 - 3 * number
+        axes.text(8.2, bottom + 0.6, name, ha="right", va="center", size=9)
+        for column, share in enumerate(shares.split()):
+            filled = 1 if share == "whole" else 0.5
+            totals[column] += count * filled
+            for place in range(count):
+                corner = 9.2 + 5.4 * column + 1.15 * place, bottom
+                axes.add_patch(plt.Rectangle(corner, filled, 1.2, color=BLUE, lw=0))
+                axes.add_patch(plt.Rectangle(corner, 1, 1.2, fill=False, edgecolor=GREY, lw=0.8))
+    for column, name in enumerate(columns):
+        middle = 11.4 + 5.4 * column
+        axes.text(middle, 20.6, name, ha="center", va="center", weight="bold", size=9)
+        axes.text(middle, 2.9, f"{totals[column]:g}", ha="center", va="center", weight="bold", size=11)
+        axes.text(middle, 0.9, formulas[column], ha="center", va="center", size=9)
+    axes.text(8.2, 2.9, "tensors on rank 0", ha="right", va="center", size=9)
+    axes.text(8.2, 0.9, "on n processes", ha="right", va="center", size=9)
+    picture(
+        "The 16 tensors that a block keeps, and what rank 0 of two ranks has of each. Tensor parallelism "
+        "halves all but the inputs and outputs of the norms, sequence parallelism also halves the inputs, "
+        "Megatron-LM halves everything. So rank 0 keeps "
+        f"{totals[1]:g}, {totals[2]:g} or {totals[3]:g} tensors."
+    )

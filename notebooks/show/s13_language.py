@@ -1,10 +1,56 @@
-"""The pictures of notebook 13: what a step sends over each dimension, and the losses of a training run."""
+"""The pictures of notebook 13: which rank holds what of the GPT, what a step sends, the losses of a run."""
 
 import math
 
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, GREY, ORANGE, picture
+from show.pictures import BLUE, DARK, GREY, ORANGE, RANKS, RED, canvas, picture, tile
+
+
+def draw_parts():
+    """The GPT from the characters to their scores, and which rank of a 2 x 2 mesh holds which part."""
+    columns, rows, table = ((0, 2, 1, 3),), ((0, 2), (1, 3)), ((0, 1), (2, 3))  # inputs down, outputs across
+    layers = {
+        "embedding, positions": (table, "all-gather"),
+        "norm": (None, ""),
+        "query, key, value": (columns, ""),
+        "project": (rows, "all-reduce"),
+        "norm ": (None, ""),
+        "up": (columns, ""),
+        "down": (rows, "all-reduce"),
+        "norm  ": (None, ""),
+        "head": (columns, "all-reduces"),
+    }
+    axes = canvas(4.4, 5.8, across=17, down=21.6)
+    axes.text(0.2, 21, "a text: 176 characters", va="center", size=10)
+    for number, (name, (parts, collective)) in enumerate(layers.items()):
+        bottom = 18.4 - 2.2 * number
+        axes.text(6.6, bottom + 0.8, name.strip(), ha="right", va="center", size=10)
+        draw_matrix(axes, 7.4, bottom, parts)
+        if collective:
+            axes.text(13.2, bottom + 0.8, f"{collective}\nover tensor", va="center", size=9, color=RED)
+    axes.plot((0.4, 0.1, 0.1, 0.4), (17.6, 17.6, 5.2, 5.2), color=GREY, lw=1.2)
+    axes.text(0.5, 10.4, "2 blocks", va="center", weight="bold", size=10)
+    axes.text(0.2, -0.1, "a score for each of 61 characters, at each position", va="center", size=10)
+    picture(
+        "A GPT from top to bottom: embedding, two blocks, norm, head. Each of the four ranks holds a quarter "
+        "of every matrix. Ranks 0 and 2 have the left half of query, key, value, up and head, and the upper "
+        "half of project and down. Each norm is on ranks 0 and 1 in one half, on ranks 2 and 3 in the other. "
+        "Embedding, project, down and head are followed by collectives over tensor."
+    )
+
+
+def draw_matrix(axes, x, y, parts):
+    """A matrix in the colours of the ranks that hold its parts. Two ranks hold each half of a norm."""
+    parts = parts or (("0, 1", "2, 3"),)
+    height, width = 1.6 / len(parts), 5 / len(parts[0])
+    for row, ranks in enumerate(parts):
+        for column, rank in enumerate(ranks):
+            fill = tile(GREY, 0.3) if isinstance(rank, str) else tile(RANKS[rank], 0.6)
+            corner = x + width * column, y + 1.6 - height * (row + 1)
+            axes.add_patch(plt.Rectangle(corner, width, height, facecolor=fill, edgecolor=GREY, lw=0.8))
+            middle = corner[0] + width / 2, corner[1] + height / 2
+            axes.text(*middle, rank, ha="center", va="center", color=DARK, size=9)
 
 
 def draw_sent(sent):

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 
 from parts import tuning
-from show.pictures import BLUE, GREY, ORANGE, RED, SKY, picture, timeline
+from show.pictures import BLUE, DARK, GREY, INK, ORANGE, PAPER, RED, SKY, picture, tile, timeline
 
 
 def draw_trials(study):
@@ -20,19 +20,32 @@ def draw_trials(study):
 
 
 def draw_saved(pruned, whole):
-    """The accuracies of each trial with pruning, over those of the same trial without."""
-    axes = plt.figure(figsize=(5, 3.2)).add_subplot()
-    for trials, colour, width in ((whole, GREY, 1), (pruned, BLUE, 2.5)):
-        for trial in trials:
-            epochs, values = zip(*trial.intermediate_values.items(), strict=True)
-            percent = [100 * value for value in values]
-            axes.plot(epochs, percent, ".-", color=colour, lw=width, alpha=0.8)
-    axes.set(title="Blue was trained, grey was saved", xlabel="epoch", ylabel="% right, validation")
+    """A row for each trial, a cell for each epoch with the accuracy after it. What pruning saved is empty."""
+    axes = plt.figure(figsize=(4.6, 4.6)).add_subplot()
+    names = []
+    for row, (trial, untouched) in enumerate(zip(pruned, whole, strict=True)):
+        for epoch, accuracy in untouched.intermediate_values.items():
+            is_trained = epoch in trial.intermediate_values
+            fill, colour, line = (tile(BLUE, 0.75 * accuracy), DARK, "-") if is_trained else (PAPER, INK, ":")
+            corner = epoch - 0.46, -row - 0.42
+            axes.add_patch(plt.Rectangle(corner, 0.92, 0.84, facecolor=fill, edgecolor=GREY, ls=line, lw=0.8))
+            axes.text(epoch, -row, f"{accuracy:.0%}", ha="center", va="center", color=colour, size=9)
+        lr, batch = trial.params["lr"], trial.params["batch_size"]
+        names.append(f"trial {trial.number}: lr {lr:.3f}, batch {batch}")
+    axes.set(xlim=(0.5, 4.5), ylim=(-len(whole) + 0.5, 0.5), xlabel="% right after epoch (validation)")
+    axes.set_yticks([-row for row in range(len(names))], names)
     axes.set_xticks([1, 2, 3, 4])
-    early = sum(len(trial.intermediate_values) < 4 for trial in pruned)
+    axes.tick_params(length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_title("Filled: trained.  Empty: saved", x=0)
+    early = [trial for trial in whole if len(pruned[trial.number].intermediate_values) < 4]
+    saved = sum(4 - len(trial.intermediate_values) for trial in pruned)
+    best = max(whole, key=lambda trial: trial.value)
+    missed = max((trial.value for trial in early), default=0)
     picture(
-        f"The validation accuracy of {len(pruned)} trials over four epochs. The curves of {early} pruned "
-        "trials are blue until they stop. Grey lines show how they continue without pruning."
+        f"{len(whole)} trials in rows, four epochs in columns, each cell with the validation accuracy. "
+        f"Pruning stopped {len(early)} trials and saved {saved} epochs. Without pruning, the best of the "
+        f"stopped trials ends with {missed:.0%}; the winner, trial {best.number}, ends with {best.value:.0%}."
     )
 
 

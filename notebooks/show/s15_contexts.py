@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 
 from parts.ring_attention import ORDERS, chunks_of
-from show.pictures import BLUE, DARK, GREEN, GREY, INK, ORANGE, RANKS, RED, picture, tile
+from show.pictures import BLUE, DARK, GREEN, GREY, INK, ORANGE, RANKS, RED, arrow, canvas, picture, tile
 
 
 def draw_blocks(processes=4):
@@ -30,6 +30,37 @@ def draw_blocks(processes=4):
         f"Causal attention with {chunks} chunks, a triangle of {chunks * (chunks + 1) // 2} blocks. "
         f"Contiguous: rank 0 has the two shortest rows, rank {processes - 1} the two longest. Zigzag: each "
         f"rank has a short row and a long one, {chunks + 1} blocks."
+    )
+
+
+def draw_ring(processes=4):
+    """A row for each rank, a column for each step: whose keys and values it has, and where it sends them."""
+    axes = canvas(4.2, 3.9, across=4.2 * processes + 1.6, down=3.2 * processes + 2.6)
+    top = 3.2 * processes
+    for step in range(processes):
+        left = 2.9 + 4.2 * step
+        axes.text(left + 1.3, top + 1.5, f"step {step + 1}", ha="center", weight="bold", size=10)
+        for rank in range(processes):
+            bottom = top - 3.2 * (rank + 1) + 0.9
+            owner = (rank - step) % processes  # as in around_the_ring
+            fill = tile(RANKS[owner], 0.55)
+            axes.add_patch(plt.Rectangle((left, bottom), 2.6, 2.2, facecolor=fill, edgecolor=GREY))
+            words = f"keys\nof {owner}"
+            axes.text(left + 1.3, bottom + 1.1, words, ha="center", va="center", color=DARK, size=9)
+            if step == processes - 1:
+                continue
+            if rank < processes - 1:
+                arrow(axes, (left + 2.6, bottom + 0.3), (left + 4.2, bottom - 1.2), colour=RANKS[owner])
+            else:  # from the last rank to the first: out at the bottom, in at the top
+                arrow(axes, (left + 2.6, bottom + 0.3), (left + 3.5, bottom - 0.9), colour=RANKS[owner])
+                arrow(axes, (left + 3.3, top + 1.2), (left + 4.2, top - 0.2), colour=RANKS[owner])
+    for rank in range(processes):
+        middle = top - 3.2 * (rank + 1) + 2.0
+        axes.text(0, middle, f"rank {rank}", va="center", color=RANKS[rank], weight="bold", size=10)
+    picture(
+        f"The ring on {processes} ranks. In step 1, each rank computes with its own keys and values. After "
+        "each step, it sends the keys and values that it has to the next rank, and the last rank sends to "
+        f"rank 0. In {processes} steps, each rank computes with the keys of all ranks, one after the other."
     )
 
 

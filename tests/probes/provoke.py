@@ -144,8 +144,8 @@ def joins(rank, path, seconds):
     os._exit(0)
 
 
-def launcher_hangs_up():
-    os.kill(os.getppid(), signal.SIGHUP)
+def launcher_gets(number):
+    os.kill(os.getppid(), number)
     time.sleep(SECONDS + 2)
 
 
@@ -417,6 +417,9 @@ CASES = {
     "global_batch": lambda: nn.LSTM(3, 64, 2)(torch.ones(5, 10, 3), (torch.zeros(2, 20, 64),) * 2),
     "host_memory": lambda: torch.empty(1 << 50),
     "killed": kill,
+    "launcher_hangs_up": lambda: launcher_gets(signal.SIGHUP),
+    "launcher_told_to_stop": lambda: launcher_gets(signal.SIGTERM),
+    "meta_tensor": lambda: linear(device="meta").to("cpu"),
     "module_names": lambda: linear().load_state_dict(ddp(linear()).state_dict()),
     "name_unknown": lambda: store("no-such-host.invalid"),
     "own_name_unknown": lambda: store("no-such-host.invalid"),  # torchrun looks for its own host like this

@@ -355,7 +355,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize(("world_size", "parameters"), zip((2, 4), SIZES, strict=True))
+@pytest.mark.parametrize(("world_size", "parameters"), [*zip((2, 4), SIZES, strict=True)])
 def test_3c_nothing_unnecessary_is_sent(world_size, parameters):
     """2 steps of Adam with 12 parameters; bytes of all calls of torch.distributed"""
     sizes = SIZES[parameters]

@@ -256,8 +256,22 @@ def watch(me, files):
             setattr(distributed_c10d, name, wrapped)
 
 
+class NotAgain:
+    """Refuses to import modules a second time, as importlib.reload does: they would have again what was taken
+    away."""
+
+    def __init__(self, modules):
+        self.modules = modules
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self.modules:
+            raise ImportError(f"{name} cannot be imported again in this exercise")
+
+
 def take_away(names):
     """What an exercise forbids is not there: `torch.nn.parallel.DistributedDataParallel`, for one."""
+    modules = set()
+    sys.meta_path.insert(0, NotAgain(modules))
     for path in names:
         holder, _, name = path.rpartition(".")
         try:
@@ -265,6 +279,8 @@ def take_away(names):
             taken = getattr(place, name)
         except (ImportError, AttributeError):
             continue
+
+        modules.update((holder, getattr(taken, "__module__", holder)))
 
         def missing(*words, path=path, **named):
             raise RuntimeError(f"{path} must not be used in this exercise")

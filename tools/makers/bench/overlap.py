@@ -99,6 +99,8 @@ def work(make_model, images, rounds):
 
 if __name__ == "__main__":
     if os.environ.get("BOUND"):
+        if not hasattr(os, "sched_setaffinity"):
+            sys.exit("error: this section binds each process to a core, which needs Linux")
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     make_model = {"wide": wide, "lesson": lesson}[sys.argv[1]]
     together(lambda: work(make_model, *map(int, sys.argv[2:])))

@@ -54,7 +54,7 @@ class Ran:
 
 def workers():
     """As many tests at once as the cores and the memory of the first GPU can take."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = torch.cuda.get_device_properties(0).total_memory
     return max(1, min(6, cores // 2, int(memory / MEMORY_OF_A_TEST)))
 
