@@ -11,6 +11,13 @@ is_right() {
 print((3, 11) <= sys.version_info < (3, 15), sysconfig.get_config_var("Py_GIL_DISABLED") or 0)' 2>/dev/null)" = "True 0" ]
 }
 if is_right "$PYTHON"; then
+    if [ "$(uname)" = Darwin ]; then
+        version=$(sw_vers -productVersion)
+        if [ "$(uname -m)" != arm64 ] || [ "${version%%.*}" -lt 14 ]; then
+            echo "error: PyTorch 2.13 needs Apple silicon and macOS 14 or newer, and this is macOS $version on $(uname -m)" >&2
+            exit 1
+        fi
+    fi
     exit 0
 fi
 

@@ -36,7 +36,7 @@ def make(tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("sh", "awk", "sed"):
+    for name in ("sh", "awk", "sed", "uname"):
         (programs / name).symlink_to(shutil.which(name))
 
     def make():
@@ -89,6 +89,21 @@ def test_a_machine_without_python_is_told_what_to_install(make):
 def test_the_pythons_of_the_readme_are_accepted(make, version):
     pretend(make.programs / "python3", version)
     assert "error: python3" not in make().stderr
+
+
+@pytest.mark.parametrize(
+    ("processor", "version", "fits"),
+    [("arm64", "14.0", True), ("arm64", "26.1", True), ("arm64", "13.7.4", False), ("x86_64", "15.1", False)],
+)
+def test_a_mac_for_which_there_is_no_pytorch_is_told_so(make, processor, version, fits):
+    pretend(make.programs / "python3", "3.13.1")
+    (make.programs / "uname").unlink()
+    said = f'[ "$1" = -m ] && echo {processor} || echo Darwin'
+    for name, text in (("uname", said), ("sw_vers", f"echo {version}")):
+        (make.programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (make.programs / name).chmod(0o755)
+    refusal = f"error: PyTorch 2.13 needs Apple silicon and macOS 14 or newer, and this is macOS {version} on"
+    assert make().stderr.startswith(refusal) != fits
 
 
 def test_git_for_windows_checks_out_the_lines_that_bash_reads(tmp_path):
