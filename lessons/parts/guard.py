@@ -26,11 +26,13 @@ class Guard:
 
     def __init__(self, times=4.0):
         self.times = times
+        self.newest = 0.0
         self.norms = []
         self.skipped = []
         self.in_a_row = 0
 
     def accepts(self, step, norm):
+        self.newest = norm
         limit = float("inf")
         if len(self.norms) >= FEWEST:
             limit = self.times * median(self.norms)
@@ -48,10 +50,10 @@ class Guard:
         return False
 
     def state_dict(self):
-        return {"norms": self.norms, "skipped": self.skipped, "in_a_row": self.in_a_row}
+        return dict(vars(self))
 
     def load_state_dict(self, state):
-        self.norms, self.skipped, self.in_a_row = state["norms"], state["skipped"], state["in_a_row"]
+        vars(self).update(state)
 
 
 def require_finite(model):

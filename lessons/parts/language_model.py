@@ -105,7 +105,7 @@ def build_model(arguments, device):
 
 
 def make_optimizer(model, arguments):
-    """AdamW. Weight decay pulls weights towards 0. The vectors are the scales of the norms, which start at 1."""
+    """AdamW. Weight decay pulls weights towards 0, so the norms' scales, which start at 1, have none."""
     matrices, vectors = [], []
     for weight in model.parameters():
         (matrices if weight.dim() > 1 else vectors).append(weight)
@@ -146,7 +146,7 @@ def interval(last, arguments):
 
 
 def batches(train_loader, done, last):
-    """The batches of steps done + 1 to `last`. The order of an epoch depends only on the seed and the epoch."""
+    """The batches of steps done + 1 to `last`. An epoch's order depends only on the seed and the epoch."""
     while done < last:
         epoch, skip = divmod(done, len(train_loader))
         train_loader.sampler.set_epoch(epoch)
