@@ -227,6 +227,20 @@ pair = rank & ~2
 assert all((p.grad == (pair + (pair | 2)) / 2).all() for p in model.parameters())
 """,
     ),
+    "18": (
+        2,
+        DDP
+        + """
+norms, skipped, step = [0.1] * 10, [], 1
+before = [p.clone() for p in model.parameters()]
+loss = cross_entropy(ddp_model(inputs[rank::world_size]), labels[rank::world_size])
+(loss * (float("nan") if rank == 1 else 1)).backward()
+""",
+        """
+assert skipped == [1] and len(norms) == 10 and scheduler.last_epoch == 1
+assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before))
+""",
+    ),
 }
 
 
