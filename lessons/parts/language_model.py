@@ -47,9 +47,9 @@ def options(parser):
 
 def check(arguments):
     """Refuse a run that cannot work."""
-    workload.check(arguments)
     if arguments.data != "digits":
         workload.refuse(f"this lesson reads text, not {arguments.data}: use --text FOLDER")
+    workload.check(arguments)
     if arguments.text and not arguments.text.is_dir():
         workload.refuse(f"--text {arguments.text} is not a folder")
     for name in ("steps", "warm-up", "length", "layers", "heads", "validate-every"):

@@ -63,6 +63,9 @@ def load(arguments, rank, device):
     train_set = windows(state["train"], arguments.length, arguments.train_size)
     test_set = windows(state["held_out"], arguments.length)
     encoder = bpe.Encoder([tuple(pair) for pair in state["merges"]])
+    if len(encoder.bytes) < arguments.tokens:
+        known = len(encoder.bytes)
+        workload.refuse(f"this text has only {known} tokens: use more text, or --tokens {known}")
     text = Text(mark, encoder, ratio(train, state["train"]), ratio(held_out, state["held_out"]))
     require_enough(train_set, test_set, arguments)
     if rank == 0:
