@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n auto --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all tools newest check lab notebooks starters gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-all tools newest debian check lab notebooks starters gradescope students selftest chaos diffs carry pictures bench scaling gpu site site-serve format
 
 help: # the targets, in groups
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
@@ -26,7 +26,11 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requir
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
+<<<<<<< HEAD
 run: setup ## run lessons 01 to 06 (LESSONS=all: to 18) and compare their curves: a table and out/run/ladder.svg
+=======
+run: setup ## run lessons 01 to 06 (LESSONS=all: all lessons) and compare their curves: a table and out/run/ladder.svg
+>>>>>>> main
 	@$(PYTHON) -m tools.run --out $(OUT)/run --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run the quick tests in about 8 minutes; the last lines say what was skipped
@@ -81,6 +85,10 @@ tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chrom
 newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISION=0.29.1, before a release
 	@sh tools/newest.sh
 
+SUITE ?= sid
+debian: ## run README's commands in a bare Debian, before a release: SUITE=trixie for Python 3.13
+	@sh tools/debian.sh $(SUITE)
+
 notebooks: setup ## execute the notebooks and store their output (ARGUMENTS=03_ddp_spawn for one)
 	@$(PYTHON) -m tools.notebooks $(ARGUMENTS)
 
@@ -89,6 +97,9 @@ starters: setup ## write the starters in lessons/exercises from the solutions
 
 diffs: setup ## write commands, diffs and lists into pages, READMEs and notebooks
 	@$(PYTHON) -m tools.diffs
+
+carry: setup ## carry a change of a lesson into the scripts that grew from it: LESSON=03
+	@$(PYTHON) -m tools.carry $(LESSON)
 
 pictures: setup ## redraw the pictures of the READMEs
 	@$(PYTHON) -m tools.pictures

@@ -42,6 +42,8 @@ def pytest_configure(config):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in ("PYTHONUNBUFFERED", "ARGUMENTS", "TIER"):
         os.environ.pop(name, None)
+    if launcher.local_address():  # torchrun --standalone would wait for minutes: see pages/errors.md
+        os.environ["PET_LOCAL_ADDR"] = "127.0.0.1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

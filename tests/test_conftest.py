@@ -11,6 +11,7 @@ import pytest
 
 from tests import conftest
 from tools.lessons import ROOT
+from tools.testbed import pretending
 
 TESTS = """
 import pytest
@@ -50,3 +51,11 @@ def test_a_machine_with_little_memory_runs_fewer_tests_at_once(monkeypatch, giga
     memory = SimpleNamespace(available=gigabytes * 1e9)
     monkeypatch.setattr(conftest.psutil, "virtual_memory", lambda: memory)
     assert conftest.pytest_xdist_auto_num_workers(None) == workers
+
+
+@pytest.mark.parametrize(("command", "reason"), [("sleep 60", "needs GPUs that can exchange"), ("true", "")])
+def test_gpus_that_hang_are_found_out_once_and_not_by_every_test(monkeypatch, command, reason):
+    """The command stands for the preflight, which hangs where P2P is broken."""
+    monkeypatch.setattr(pretending, "own_torchrun", lambda *words: command.split())
+    said = pretending.cannot_talk.__wrapped__(limit=1)
+    assert said.startswith(reason) and bool(said) == bool(reason)

@@ -25,6 +25,7 @@ import pytest
 import torch
 from grader import batch, causes, comparing, exercises, hints, plugin, ranks, seccomp, submissions, walls
 from grader.results import Verdict
+from grader.server import ForkServer
 from grader.settings import HERE, SANDBOX, SOLUTIONS, STARTERS
 
 from tools.lessons import ROOT
@@ -32,7 +33,6 @@ from tools.lessons import ROOT
 NAME = "03_average_gradients.py"
 SOLUTION, STARTER = ((folder / NAME).read_text() for folder in (SOLUTIONS, STARTERS))
 SUM = SOLUTION.replace("parameter.grad /= dist.get_world_size()", "print('summed')")
-NO_FILE = {"work.py": ""}
 EXERCISES = [one["id"] for one in exercises.manifest()]
 (CHECK_2A,) = (entry for entry in exercises.exercise("03")["check"] if entry["id"] == "03.2a")
 
@@ -40,20 +40,19 @@ EXERCISES = [one["id"] for one in exercises.manifest()]
 @pytest.fixture(scope="module", autouse=True)
 def sandbox():
     yield
-    ranks.BOX.close()
+    ranks.SERVER.close()
 
 
-@pytest.fixture
-def fails(monkeypatch):
+def run(body, inputs, text="", disk=False, **more):
+    """What a body returns with a file of this text."""
+    return ranks.run(ranks.Attempt({"work.py": text}, **more), body, inputs, disk=disk)
+
+
+def fails(text, world_size=2, disk=False, **more):
     """The Verdict on a file whose function `work` runs on so many ranks, and comes to nothing."""
-
-    def fails(text, world_size=2, seconds=20):
-        monkeypatch.setattr(ranks.Submission, "seconds", seconds)
-        with pytest.raises(Verdict) as error:
-            ranks.run(work, list(range(world_size)), files={"work.py": text})
-        return error.value
-
-    return fails
+    with pytest.raises(Verdict) as error:
+        run(work, list(range(world_size)), text, disk, **more)
+    return error.value
 
 
 def work(student, me, given):
@@ -147,8 +146,8 @@ def helper(tensor):
         ("pass\ndel work\ndef other():", "", "^there is no work in work.py$"),
     ],
 )
-def test_the_earliest_cause_is_named(code, kind, words, fails):
-    came = fails(WORK.replace("{code}", f"    {code}"), 3, 2 if "while" in code else 20).came
+def test_the_earliest_cause_is_named(code, kind, words):
+    came = fails(WORK.replace("{code}", f"    {code}"), 3, seconds=2 if "while" in code else 20).came
     assert re.search(words, came), came
     assert "after 20 s" not in came  # the grader sees that nothing moves, and does not wait for the limit
     assert hints.kind(CHECK_2A, came) == kind
@@ -220,9 +219,9 @@ def test_no_text_makes_the_grader_fall_over(text):
         ("02", "from torch.nn.parallel.parallel_apply import parallel_apply as apply; apply([], [])"),
     ],
 )
-def test_what_is_forbidden_is_not_there(exercise, line, fails, monkeypatch):
-    monkeypatch.setattr(ranks.Submission, "forbidden", exercises.exercise(exercise)["forbidden"])
-    came = fails(WORK.replace("{code}", f"    {line}")).came
+def test_what_is_forbidden_is_not_there(exercise, line):
+    forbidden = exercises.exercise(exercise)["forbidden"]
+    came = fails(WORK.replace("{code}", f"    {line}"), forbidden=forbidden).came
     assert "must not be used in this exercise at line 4 of work.py" in came, came
 
 
@@ -281,8 +280,7 @@ def numbers(student, me, given):
 
 def test_a_rank_knows_nothing_from_which_the_grader_draws():
     plugin.seed_all("0/any")
-    files = {"work.py": "word = hash('word')\n"}
-    one, other = ranks.run(numbers, [{}, {}], files=files)
+    one, other = run(numbers, [{}, {}], "word = hash('word')\n")
     assert not set(one) & {*other, torch.initial_seed(), random.getstate()[1][0]}
 
 
@@ -334,15 +332,15 @@ def test_no_submission_can_make_a_check_nobodys_zero(kind, with_solutions, grade
 @pytest.mark.filterwarnings("ignore")  # the sandbox that has ended is the parent's, and closed there
 def test_a_machine_that_fails_for_a_moment_costs_nothing(grade, monkeypatch):
     """The process from which ranks are forked ends; it is started again, and the check repeated."""
-    real, calls = ranks.Sandbox.ask, []
+    real, asked = ForkServer.ask, []
 
-    def ends_once(box, *words, **order):
-        calls.append(order)
-        if len(calls) == 5:
-            os.kill(box.process.pid, signal.SIGKILL)
-        return real(box, *words, **order)
+    def ends_once(server, *words, **order):
+        asked.append(words)
+        if len(asked) == 5:
+            os.kill(server.process.pid, signal.SIGKILL)
+        return real(server, *words, **order)
 
-    monkeypatch.setattr(ranks.Sandbox, "ask", ends_once)
+    monkeypatch.setattr(ForkServer, "ask", ends_once)
     result = grade(SOLUTION, "03.1a")["03.1a"]
     assert (result.status, result.score) == ("passed", 2), result.came
 
@@ -448,7 +446,8 @@ def test_it_checks_again_at_every_save(tmp_path):
 
 
 def behind_the_wall(*words):
-    """What a command prints that is started as the zygote is at level 3, before any rank gives up more."""
+    """What a command prints that is started as the fork server is at level 3, before any rank gives up
+    more."""
     if walls.machine()["level"] < 3:
         pytest.skip("needs bubblewrap that works here: make tools installs it")
     with walls.call_filter() as file:
@@ -463,7 +462,7 @@ def test_behind_the_wall_of_level_3_there_is_the_sandbox_and_a_small_folder():
     found = behind_the_wall("find", str(ROOT), "-type", "f").splitlines()
     ours = {Path(name) for name in found if not Path(name).is_relative_to(sys.prefix)}
     assert ours == {path for path in SANDBOX.rglob("*") if path.is_file()} != set()
-    assert behind_the_wall("df", "--output=size", "-B1", "/tmp").split()[1] == str(walls.TEMPORARY)
+    assert behind_the_wall("df", "--output=size", "-B1", walls.home()).split()[1] == str(walls.TEMPORARY)
 
 
 def calls(student, me, tried):
@@ -495,7 +494,7 @@ CALLS = {
 def test_what_the_kernel_refuses_at_level_3():
     if walls.machine()["level"] < 3 or platform.machine() != "x86_64":
         pytest.skip("needs bubblewrap that works here, and the numbers of x86_64")
-    (came,) = ranks.run(calls, [{name: words for name, (_, *words) in CALLS.items()}], files=NO_FILE)
+    (came,) = run(calls, [{name: words for name, (_, *words) in CALLS.items()}])
     user, _ = came.pop("user")
     assert came == {name: said for name, (said, *_) in CALLS.items()}
     # Each grading process has its own user. Otherwise a fork bomb in one sandbox would stop the others.
@@ -546,22 +545,22 @@ def test_a_submission_can_read_nothing_that_helps_and_leave_nothing_for_the_next
     paths."""
     if level not in {1, walls.machine()["level"]} or not walls.machine()["landlock"]:
         pytest.skip("this level of containment is not to be had here, or there is no Landlock")
-    box = ranks.Sandbox()
-    box.level = level
-    monkeypatch.setattr(ranks, "BOX", box)
+    server = ForkServer()
+    server.level = level
+    monkeypatch.setattr(ranks, "SERVER", server)
     places = [str(path) for path in (SOLUTIONS / NAME, *(HERE / "03_average_gradients").glob("*.*"))]
     # At level 1, Landlock keeps others' memory shut, but not their environments (no answers there).
     harmless = ("/environ", "/maps") if level == 1 else ()
-    with contextlib.closing(box):
+    with contextlib.closing(server):
         for notes in (["for rank 10!", "for rank 11!"], ["for rank 20!", "for rank 21!"]):
             given = [{"note": note, "places": places} for note in notes]
-            for note, came in zip(notes, ranks.run(look_around, given, files=NO_FILE), strict=True):
+            for note, came in zip(notes, run(look_around, given), strict=True):
                 assert came["found"] == [note] and came["written"] == []
                 assert [place for place in came["opened"] if not place.endswith(harmless)] == []
     assert len(places) > 4
 
 
-def test_all_processes_of_a_run_have_so_much_memory(fails, monkeypatch):
+def test_all_processes_of_a_run_have_so_much_memory(monkeypatch):
     """None of them has more than the kernel would give to one."""
     for module in (ranks, causes):
         monkeypatch.setattr(module, "MEMORY_OF_ALL", 2 << 30)
@@ -571,8 +570,69 @@ def test_all_processes_of_a_run_have_so_much_memory(fails, monkeypatch):
     assert verdict.came == "your code used more than 2 GB of memory across all its processes"
 
 
+TOO_MUCH = {
+    "files": (True, "[os.mkdir(f'{given} {number}') for number in range(10 ** 7)]"),
+    "connections": (
+        False,
+        "[(connect(), kept.append(listener.accept())) for _ in range(110)]; time.sleep(100)",
+    ),
+    "messages": (False, "[connect().send(bytes(1 << 22)) for _ in range(200)]; sleep()"),
+    "CPU time": (False, "[os.fork() for _ in range(2)]\n    while True: pass"),
+}
+
+
+@pytest.mark.parametrize("kind", TOO_MUCH)
+def test_what_counts_for_no_process_is_counted_for_the_run(kind):
+    """Files and messages are memory of the kernel, which none of the limits of a process knows. A submission
+    that takes it is not to harm the next one."""
+    if walls.machine()["level"] < 3:
+        pytest.skip("needs bubblewrap that works here: make tools installs it")
+    disk, line = TOO_MUCH[kind]
+    text = f"""import os, socket, time
+kept = []
+listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
+def connect():
+    kept.append(socket.create_connection(listener.getsockname()))
+    kept[-1].setblocking(False)
+    return kept[-1]
+def sleep():
+    time.sleep(100)
+def work(given):
+    {line}
+"""
+    began = time.monotonic()
+    assert re.search(f"^your code .*{kind}.* across all its processes$", fails(text, 2, disk=disk).came)
+    ranks.wipe()
+    assert run(work, [0], "def work(given): return 3") == [3]
+    assert time.monotonic() - began < 120
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_another_one():
+    """The fork server is asked, and nobody waits for its answer. The next one who asks gets another
+    server."""
+    right = "def work(given): return given"
+    assert run(work, [1, 2], right) == [1, 2]
+    ranks.SERVER.channel.send({"do": "wipe", "number": "late"})
+    with pytest.raises(ranks.Broken, match="it answers late when it is asked"):
+        ranks.wipe()
+    assert run(work, [1, 2], right) == [1, 2]
+
+
+def test_seconds_in_which_a_rank_waits_for_a_core_do_not_count(monkeypatch):
+    """A run of six seconds in all, of which each rank has computed two."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = ranks.Clock()
+    for delays in ([0.0, 1.5], [1.5, 3.0], [2.0, 4.0]):
+        now[0] += 2
+        clock.look(delays)
+    assert (clock.passed(), clock.used) == (6.0, 2.0)
+    clock.look([0.0, 0.0])  # all have ended
+    assert clock.used == 2.0
+
+
 def test_a_submission_has_so_many_seconds(grade, monkeypatch):
-    """The first check takes all the time that there is; the rest is not begun."""
+    """The first case of a check takes all the time that there is; the rest is not begun."""
     monkeypatch.setattr(plugin, "SUBMISSION_SECONDS", 0.01)
     found = grade(SOLUTION, "03.1a,03.2a")
     assert {one.status for one in found.values()} == {"timeout"}
@@ -584,7 +644,7 @@ def test_nothing_of_one_submission_is_there_for_the_next():
     text = "import os\ndef work(given):\n    os.makedirs('a/b')\n    os.chmod('a', 0o500)\n"
     text += "    return os.listdir('.')\n"
     for _ in range(2):
-        assert ranks.run(work, [0], files={"work.py": text}, disk=True) == [["a"]]
+        assert run(work, [0], text, disk=True) == [["a"]]
         ranks.wipe()
 
 

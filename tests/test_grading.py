@@ -16,14 +16,15 @@ import tempfile
 import time
 import tomllib
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import bundle
 import grade
+import psutil
 import pytest
-from grader import batch, ranks, walls
+from grader import batch, handed, ranks, server, walls
 from grader.exercises import exercise, manifest
-from grader.ranks import zygote
 from grader.results import Result
 from grader.settings import HERE, SOLUTIONS
 from grader.walls import limits
@@ -105,6 +106,7 @@ def a_class(folder):
     put({f"<b>eve/{THIRD}": "print('<script>alert(1)</script>')\nraise ValueError('<i>')\n"}, folder)
     put({f"{name}/{THIRD}": text for name, text in HOSTILE.items()}, folder)
     (folder / "=1+1" / THIRD).symlink_to(SOLUTIONS / THIRD)
+    (folder / "linked").symlink_to(SOLUTIONS)
     a_zip(folder / "zoe.zip", {f"my work/deep/{THIRD}": SOLUTION, "../../escaped.py": "x = 1\n"})
     a_tar(folder / "tom.tar.gz", "w:gz", name=f"/abs/{THIRD}")
     a_tar(folder / "mallory.tar", type=tarfile.SYMTYPE, linkname=str(SOLUTIONS / THIRD))
@@ -119,10 +121,10 @@ def a_class(folder):
 
 
 UNREADABLE = {
-    "mallory": "mallory.tar cannot be opened: 03_average_gradients.py inside is a link or a device",
     "damaged": "damaged.zip cannot be opened: Error -3 while decompressing",
     "%1b[2J": "%1b[2J.zip cannot be opened: File is not a zip file",
     "pipe": "pipe.tar cannot be opened: it is not a regular file",
+    "linked": "linked cannot be opened: it is a link, and links are not followed",
 }
 
 
@@ -136,11 +138,13 @@ def test_a_class_is_graded(tmp_path):
         assert (again.returncode, again.stderr) == (0, "")
     rows = {row["student"]: row for row in table(out / "grades.csv")}
     expected = dict.fromkeys(["ada", "zoe", "tom"], 12) | {"ben": 4, "bea": 4}
-    expected |= dict.fromkeys(["<b>eve", "none", "bomb", *UNREADABLE, *HOSTILE], 0)
+    expected |= dict.fromkeys(["<b>eve", "none", "bomb", "mallory", *UNREADABLE, *HOSTILE], 0)
     expected |= dict.fromkeys(["%67rades.csv", "a%0ab", "' @1", "'\uff1d1", "'=1+1"], 0)
     assert {name: float(row["total"]) for name, row in rows.items()} == expected
     assert {(row["maximum"], row["corrected"]) for row in rows.values()} == {("12", "")}
     assert rows["none"]["not handed in"] == "03" and rows["ada"]["not handed in"] == ""
+    for name in ("mallory", "'=1+1"):
+        assert rows[name]["not handed in"] == f"03 ({THIRD} is a link or a device)"
     for name, said in UNREADABLE.items():
         assert rows[name]["status"].startswith(f"unreadable: {said}")
         assert f"unreadable, so no points: {said}" in again.stdout
@@ -179,24 +183,100 @@ def test_a_grade_is_kept_while_all_that_it_depends_on_stays(tmp_path, monkeypatc
     assert len(marks) == 8 and mark() in marks
 
 
+HANDED_IN = {
+    # As Canvas names files in a bulk download, with one that was handed in again.
+    "lovelaceada_LATE_17_4142_03_average_gradients.py": ("lovelaceada_17", THIRD, "first"),
+    "lovelaceada_LATE_17_4242_03_average_gradients-1.py": ("lovelaceada_17", THIRD, "second"),
+    "lovelaceada_17_4243_bug_03.py": ("lovelaceada_17", "04a_bug_hunt/bug_03.py", "second"),
+    # As Moodle does, with files and with folders.
+    "Alan Turing_23_assignsubmission_file_03_average_gradients.py": ("Alan Turing_23", THIRD, "second"),
+    f"Emmy Noether_22_assignsubmission_file/{THIRD}": ("Emmy Noether_22", THIRD, "second"),
+    # As it was before.
+    f"ben/work/{THIRD}": ("ben", THIRD, "second"),
+}
+
+
+def test_a_bulk_download_is_read_as_it_is(tmp_path):
+    put({name: text for name, (*_, text) in HANDED_IN.items()}, tmp_path)
+    a_zip(tmp_path / "noetheremmy_18_4244_my work.zip", {f"a/{THIRD}": "second"})
+    found, ignored = handed.students(tmp_path)
+    assert ignored == []
+    expected = {"noetheremmy_18": {THIRD: b"second"}}
+    for student, file, _ in HANDED_IN.values():
+        expected.setdefault(student, {})[file] = b"second"
+    every = [exercise("03"), exercise("04a")]
+    assert {student: handed.read(one, every).files for student, one in found.items()} == expected
+
+
+GUESSES = {
+    "01": "01_accumulat.py",
+    "03": "ex03.py",
+    "03b": "03b_ddp (1).py",
+    "05": "05.py",
+    "06b": "snapshots.py",
+    "11": "exercise 11.py",
+}
+
+
+def test_a_file_with_a_wrong_name_is_named(tmp_path):
+    """It is not graded: which exercise it is for, the grader can only guess."""
+    put({f"deep/{name}": "x = 1" for name in [*GUESSES.values(), "utils.py", "2024.py"]}, tmp_path)
+    found = handed.read(handed.Submission({"": tmp_path}), manifest())
+    assert found.guesses == {name: f"is it deep/{file}?" for name, file in GUESSES.items()}
+    assert found.files == {} and found.trouble == ""
+
+
+def test_inputs_with_which_the_solution_fails_are_drawn_again(tmp_path, monkeypatch):
+    """Such a seed says nothing about a submission. It is recorded, so running again would not help."""
+    real = ("03.1a", "with these inputs, the recorded solution does not pass it either (1e-9)")
+    seeds = []
+
+    def graded(files, exercises, seed):
+        seeds.append(seed)
+        found = {}
+        for one in exercises:
+            results = [Result(entry["id"], "", 1, status="passed", score=1) for entry in one["check"]]
+            if one["id"] == "03" and len(seeds) < 3:
+                results[0].status, results[0].came = "infrastructure", real[1]
+            found[one["id"]] = [result.as_dict() for result in results]
+        return found
+
+    monkeypatch.setattr(grade, "grade_files", graded)
+    monkeypatch.setattr(ranks.SERVER, "level", 3)
+    every = [exercise("03"), exercise("03a")]
+    words = ("ada", handed.Submission({"": SOLUTIONS}), tmp_path, every, "autumn")
+    record = grade.grade_into(*words)
+    assert not record["infrastructure"] and len(set(seeds)) == 3
+    assert record["seed"] == seeds[0] and record["seeds"] == {"03": seeds[2]}
+    assert f"Seed of exercise 03: {seeds[2]}" in (tmp_path / "ada/report.html").read_text()
+    # It is kept with these inputs.
+    assert grade.grade_into(*words)["kept"] and len(seeds) == 3 + 1
+
+
 def test_an_archive_gets_no_more_time_than_there_is(tmp_path, monkeypatch):
     """Six gigabytes of nothing."""
-    monkeypatch.setattr(grade, "ARCHIVE_SECONDS", 1)
+    monkeypatch.setattr(handed, "ARCHIVE_SECONDS", 1)
     with (tmp_path / "bomb.tar").open("wb") as file:
         header = tarfile.TarInfo("zeros")
         header.size = 6 << 30
         file.write(lzma.compress(header.tobuf()))
         file.write(lzma.compress(bytes(64 << 20), preset=0) * (6 << 30 >> 26))
     began = time.monotonic()
-    files, trouble = grade.opened(tmp_path / "bomb.tar", [exercise("03")])
-    assert (files, trouble) == ({}, "bomb.tar cannot be opened: reading it takes more than 1 s")
+    found = handed.read(handed.Submission({"": tmp_path / "bomb.tar"}), [exercise("03")])
+    assert found == handed.Found({}, "bomb.tar cannot be opened: reading it takes more than 1 s")
     assert time.monotonic() - began < 15  # 1 on a machine that does nothing else
 
 
 def test_an_archive_gets_no_more_memory_than_there_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(grade, "collect", lambda path, exercises: {"a": bytes(2 << 30)})
-    files, trouble = grade.opened(tmp_path / "a.zip", [])
-    assert (files, trouble) == ({}, "a.zip cannot be opened: reading it takes more than 512 MB of memory")
+    monkeypatch.setattr(handed, "collect", lambda *words: handed.Found({"a": bytes(2 << 30)}))
+    found = handed.read(handed.Submission({"": tmp_path / "a.zip"}), [])
+    assert found == handed.Found({}, "a.zip cannot be opened: reading it takes more than 512 MB of memory")
+
+
+def test_a_grader_that_cannot_read_is_nobodys_zero(tmp_path, monkeypatch):
+    monkeypatch.setattr(handed, "collected", lambda *words: 1 / 0)
+    with pytest.raises(ranks.Broken, match="ended with the status 1"):
+        handed.read(handed.Submission({"": tmp_path}), [exercise("03")])
 
 
 def test_a_seed_that_nobody_has_named_is_one_that_nobody_knows(tmp_path):
@@ -217,21 +297,21 @@ def test_a_seed_that_nobody_has_named_is_one_that_nobody_knows(tmp_path):
 @pytest.mark.parametrize("words", ["", "the sandbox does not answer"])
 def test_a_machine_that_fails_is_nobodys_zero(words, tmp_path, monkeypatch):
     """A result says that it fails, or no sandbox starts."""
-    monkeypatch.setattr(ranks.BOX, "level", 1)
+    monkeypatch.setattr(ranks.SERVER, "level", 1)
     monkeypatch.setattr(batch, "begin", lambda level: None)
     if words:
-        monkeypatch.setattr(ranks, "SANDBOX", tmp_path / "none")
+        monkeypatch.setattr(server, "SANDBOX", tmp_path / "none")
     else:
         broken = Result("03.1a", "", 1, status="infrastructure", came="the disk is full").as_dict()
         monkeypatch.setattr(batch, "grade", lambda *words: ({"03": [broken] * 8}, ""))
-    record = grade.grade_safely("ada", SOLUTIONS, tmp_path, [exercise("03")], 0)
+    record = grade.grade_safely("ada", handed.Submission({"": SOLUTIONS}), tmp_path, [exercise("03")], 0)
     assert record["infrastructure"] and words in record["trouble"]
     assert not (tmp_path / "ada" / "results.json").exists()
     monkeypatch.setattr(grade, "grade_in_pool", lambda found, records, *rest: records.update(ada=record))
     out = tmp_path / "grades"
     put({f"class/ada/{THIRD}": SOLUTION}, tmp_path)
     said = refused(monkeypatch, tmp_path / "class", "--out", out, "--only", "03", "--force")
-    assert said == "error: 1 not graded: run the same command again"
+    assert said.endswith("error: 1 not graded: run the same command again")
     (row,) = table(out / "grades.csv")
     assert (row["total"], row["status"][:41]) == ("", "not graded, because this machine failed: ")
     assert (words or "03.1a: the disk is full") in row["status"]
@@ -239,6 +319,27 @@ def test_a_machine_that_fails_is_nobodys_zero(words, tmp_path, monkeypatch):
     said = refused(monkeypatch, "--one", SOLUTIONS, "--out", tmp_path, "--only", "03", "--force")
     assert said.startswith("error: this machine failed, so there is no grade (") and words in said
     assert not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_the_grading_of_a_class_at_once(tmp_path):
+    """Nothing more is started, and nothing is left."""
+    put({f"class/{name}/{THIRD}": SOLUTION for name in "abcdef"}, tmp_path)
+    words = [tmp_path / "class", "--only", "03", "--jobs", "2", "--force", "--out", tmp_path / "grades"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command(*words), cwd=ROOT, env=environment, **pipes) as grader:
+        first = next(line for line in grader.stdout if "12 of 12 points" in line)
+        began = time.monotonic()
+        below = psutil.Process(grader.pid).children(recursive=True)
+        grader.send_signal(signal.SIGINT)
+        said = grader.stderr.read()
+        grader.wait()
+        assert time.monotonic() - began < 5
+    assert first.startswith(("a: 12", "b: 12")) and grader.returncode == 1
+    assert re.search(r"error: interrupted: [12] are graded and kept; run the same command again", said)
+    wait_for(lambda: not any(process.is_running() for process in below))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("rungs")] == []
 
 
 @pytest.mark.night
@@ -249,8 +350,8 @@ def test_a_process_that_is_ended_costs_nobody_a_grade(tmp_path):
     words = [tmp_path / "class", "--only", "03", "--jobs", "1", "--force", "--out", tmp_path / "grades"]
 
     def of_the_pool():
-        found = zygote.children(grader.pid)
-        found = [pid for pid in found if "spawn_main" in ranks.read(f"/proc/{pid}/cmdline")]
+        found = psutil.Process(grader.pid).children(recursive=True)
+        found = [one.pid for one in found if "spawn_main" in " ".join(one.cmdline())]
         return found if len(found) == 2 else []  # with the pytest that is forked from it
 
     with subprocess.Popen(command(*words), cwd=ROOT, stdout=-3, stderr=-1, text=True) as grader:
@@ -263,7 +364,7 @@ def test_a_process_that_is_ended_costs_nobody_a_grade(tmp_path):
 def test_what_is_not_contained_well_enough_needs_a_word(tmp_path, monkeypatch):
     """Two submissions at level 2 reach each other's ports; at level 1, root would do what a submission does;
     and at every level /usr can be read, as in a container whose WORKDIR is /usr/src/app."""
-    monkeypatch.setattr(grade, "opened", lambda path, exercises: sys.exit("error: it was opened"))
+    monkeypatch.setattr(handed, "read", lambda *words: sys.exit("error: it was opened"))
     monkeypatch.setitem(walls.machine()["why"], 3, "bubblewrap is not installed")
     (tmp_path / "ada").mkdir()
     for level in (1, 2):
@@ -284,6 +385,10 @@ def test_what_is_not_contained_well_enough_needs_a_word(tmp_path, monkeypatch):
 
 
 def test_bad_words_get_one_line(monkeypatch, tmp_path):
+    put({"class/ada/a.py": ""}, tmp_path)
+    said = refused(monkeypatch, tmp_path / "class", "--student", "adda", "--force")
+    assert said == "error: there is no submission of adda: did you mean ada?"
+    shutil.rmtree(tmp_path / "class")
     assert refused(monkeypatch, "nowhere") == "error: there is no folder nowhere"
     assert refused(monkeypatch, "--only", "77", ".").startswith("error: there is no exercise 77; the ex")
     put({"ada/a.py": "", "ada.zip": ""}, tmp_path)
@@ -330,13 +435,16 @@ def test_nothing_is_left_when_grading_is_interrupted(number, tmp_path):
     put({THIRD: HANGS}, tmp_path)
     words = ["--one", tmp_path, "--only", "03", "--force", "--level", "1", "--out", tmp_path / "grades"]
     limits.prctl(limits.SUBREAPER, 1)  # whatever is left by those that end is a child of this process
-    ours = set(zygote.children(os.getpid()))
+    ours = set(psutil.Process().children(recursive=True))
 
     def left():
         """Of these alone: a browser of another test starts processes when it likes."""
-        found = set(zygote.children(os.getpid())) - ours
-        lines = {pid: ranks.read(f"/proc/{pid}/cmdline") for pid in found}
-        return {pid for pid, line in lines.items() if line and "chrom" not in line}
+        found = set()
+        for process in set(psutil.Process().children(recursive=True)) - ours:
+            with suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE and "chrom" not in process.name():
+                    found.add(process)
+        return found
 
     try:
         with subprocess.Popen(command(*words), cwd=ROOT, stderr=subprocess.PIPE, text=True) as grader:
@@ -425,7 +533,7 @@ def test_what_graders_import_is_installed_as_the_lessons_pin_it():
     """By the bundle and by the workflow."""
     workflow = (bundle.RECIPES / "github.yml").read_text()
     lines = (ROOT / "requirements.txt").read_text().splitlines()
-    pinned = {line for line in lines if line.startswith(("torch==", "pytest=="))} | {"numpy"}
+    pinned = {line for line in lines if line.startswith(("torch==", "pytest==", "psutil=="))} | {"numpy"}
     assert all(pinned <= set(text.split()) for text in (bundle.requirements(), workflow))
 
 

@@ -54,7 +54,8 @@ def a_record(student, score_of=nothing, about="", of=("03",), untouched=()):
             found.append(result.as_dict())
         exercises[identity] = found
     facts = {"student": student, "seed": "s", "containment": "level 3", "seconds": 1, "infrastructure": False}
-    return facts | {"trouble": "", "absent": [], "untouched": untouched, "exercises": exercises}
+    facts |= {"trouble": "", "absent": {}, "untouched": untouched, "seeds": {}}
+    return facts | {"exercises": exercises}
 
 
 def by_hand(folder, students, *lines):

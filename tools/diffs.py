@@ -164,20 +164,6 @@ def clone_in_a_cell(address=lessons.ADDRESS) -> str:
     return f"```sh\n!git clone --depth 1 {address or '(address of your copy)'} rungs\n%cd rungs\n```\n"
 
 
-def citation(address=lessons.ADDRESS) -> str:
-    """CITATION.cff, which GitHub looks for at the top of a repository."""
-    found = f"repository-code: {address}\n" if address else ""
-    return f"""\
-cff-version: 1.2.0
-message: If you use Rungs in a course or a paper, please cite it.
-title: "Rungs: distributed training with PyTorch, one diff at a time"
-type: software
-authors:
-  - name: The authors of Rungs
-license: MIT
-{found}"""
-
-
 def contents() -> str:
     """The table of lessons/README.md: all that belongs to a lesson, and which lesson it grew from."""
     head = ("lesson", "idea", "script, started by", "grown from", "notebooks", "exercises")
@@ -397,7 +383,6 @@ def main(check):
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
         new[row.path] = nbformat.writes(with_diffs(with_way(row, read(row)))) + "\n"
-    new[ROOT / "CITATION.cff"] = citation()
     for path, page in new.items():
         if not path.exists() or page != path.read_text():
             if check:

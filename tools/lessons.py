@@ -62,6 +62,17 @@ class Lesson:
     items: str = "images"
     needs: str = ""
     small: str = "--train-size 240 --batch-size 24 --test-size 60"
+    shortest: bool = False
+    new: int = 60
+    patient: bool = False
+    saving: bool = False
+    keeps_snapshot: bool = False
+    leaves: tuple[str, ...] = ()
+    # 1,055 images lack one to a full batch; 997 test images make uneven shards, and two batches.
+    promise: str = "--train-size 1055 --batch-size 96 --test-size 997 --epochs 2 --seed 3"
+    learns: str = ""
+    close: float = 0
+    on_gpus: tuple[str, ...] = ()
 
     @property
     def number(self) -> str:
@@ -113,6 +124,8 @@ def read(path: Path = TABLE) -> tuple[tuple[Lesson, ...], tuple[Notebook, ...]]:
             raise SystemExit(f'error: {path.name}, {name}: curve is a table, such as {{ of = "itself" }}')
         try:
             notebooks = tuple(Notebook(**notebook) for notebook in row.pop("notebook", ()))
+            for column in ("leaves", "on_gpus"):
+                row[column] = tuple(row.get(column, ()))
             rows.append(Lesson(notebooks=notebooks, curve=Curve(**row.pop("curve", {})), **row))
         except TypeError as error:
             raise SystemExit(f"error: {path.name}, {name}: {str(error).partition(' ')[2]}") from None
@@ -124,7 +137,20 @@ def read(path: Path = TABLE) -> tuple[tuple[Lesson, ...], tuple[Notebook, ...]]:
     return tuple(rows), tuple(Notebook(**notebook) for notebook in table["notebook"])
 
 
+def read_grown(path: Path = TABLE) -> dict[Path, Path]:
+    """The scripts that are no lessons, each with the script that it grew from."""
+    grown = {}
+    for row in tomllib.loads(path.read_text())["grown"]:
+        script, parent = ROOT / row["script"], ROOT / row["from"]
+        for needed in (script, parent):
+            if not needed.exists():
+                raise SystemExit(f"error: {path.name}: {needed.relative_to(ROOT)} is missing")
+        grown[script] = parent
+    return grown
+
+
 LESSONS, OTHER_NOTEBOOKS = read()
+GROWN = read_grown()
 ADDRESS = tomllib.loads(TABLE.read_text())["address"].rstrip("/")
 STEMS = tuple(lesson.stem for lesson in LESSONS)
 LADDER = tuple(lesson for lesson in LESSONS if lesson.ladder)

@@ -5,7 +5,7 @@ from grader.plugin import (  # noqa: F401 (pytest looks for them here)
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_ignore_collect,
-    pytest_runtest_call,
+    pytest_pyfunc_call,
     pytest_runtest_makereport,
     pytest_terminal_summary,
     pytest_unconfigure,

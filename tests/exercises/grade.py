@@ -14,152 +14,38 @@ Each submission is graded by pytest, in a process of its own: see grader/batch.p
 
 import argparse
 import contextlib
+import difflib
 import hashlib
 import json
 import os
 import secrets
 import signal
-import stat
 import sys
-import tarfile
 import tempfile
 import time
-import zipfile
 from concurrent.futures import BrokenExecutor, as_completed
-from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import corrections
-from grader import batch, ranks, walls
+import psutil
+from grader import batch, handed, ranks, walls
 from grader.exercises import exercise, manifest
-from grader.results import Result
-from grader.settings import HERE, LARGEST_FILE, STARTERS
-from grader.walls import limits
+from grader.results import Result, Verdict
+from grader.settings import HERE, STARTERS
 from grader.wording import report, so_many, visible
 
 import pages
 
-LARGEST_ARCHIVE = 50 << 20
-# What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
-ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
 SHARED = ("learning.py", "optimizers.py")  # what tests of exercises import
-OURS = ("grades.csv", "nbgrader.csv", "items.html", "seed.txt")
+SLOW_RUN = 2  # seconds
+MOST_SEEDS = 5  # with so many the recorded solution has to fail a check until its exercise is not graded
 
 
 def refuse(words):
     raise SystemExit(f"error: {words}")
 
 
-# ---- submissions ------------------------------------------------------------------------------
-
-
-def shown(name):
-    """A name that may stand on a terminal, in a table and in a path beside ours. No two names become one."""
-    name = "".join(c if c.isprintable() and c not in "%;" else f"%{ord(c):02x}" for c in name)
-    if name.casefold() in OURS:
-        name = f"%{ord(name[0]):02x}{name[1:]}"
-    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return name if len(name.encode()) < 200 else f"{name[:40]}%{digest}"
-
-
-def students(folder):
-    """Each submission by the name of its student, and what lies there and is none."""
-    found, ignored = {}, []
-    for path in sorted(folder.iterdir()):
-        name = path.name
-        for ending in (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz"):
-            name = name.removesuffix(ending)
-        if path.name.startswith("."):
-            continue
-        if not path.is_dir() and name == path.name:
-            ignored.append(shown(path.name))
-        elif shown(name) in found:
-            first = shown(found[shown(name)].name)
-            refuse(f"{shown(path.name)} and {first} in {folder} both belong to {shown(name)}: remove one")
-        else:
-            found[shown(name)] = path
-    return found, ignored
-
-
-def collect(path, exercises):
-    """The declared files of a submission as bytes by name, and nothing else of it. What lies deeper in a
-    folder or an archive is found too; links are not followed."""
-    wanted = [PurePosixPath(name) for one in exercises for name in one["files"]]
-    found, depths, strange = {}, {}, {}
-    with contextlib.closing(entries(path)) as every:
-        for name, start in every:
-            parts = PurePosixPath(name.replace("\\", "/")).parts
-            for want in wanted:
-                if parts[-len(want.parts) :] != want.parts:
-                    continue
-                if start is None:
-                    strange[str(want)] = f"{want} inside is a link or a device, not a regular file"
-                elif len(parts) < depths.get(str(want), len(parts) + 1):
-                    with start() as file:  # an archive may claim to be small
-                        found[str(want)], depths[str(want)] = file.read(LARGEST_FILE + 1), len(parts)
-    for want in strange.keys() - found.keys():
-        raise ValueError(strange[want])
-    return found
-
-
-def entries(path):
-    """The files in a folder or an archive: their names, and what opens each; None for a link or a device."""
-    if path.is_dir():
-        for file in sorted(path.rglob("*.py")):
-            if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
-                yield file.relative_to(path).as_posix(), partial(file.open, "rb")
-    elif not path.is_file():
-        raise ValueError("it is not a regular file")
-    elif path.stat().st_size > LARGEST_ARCHIVE:
-        raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
-    elif path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                is_link = stat.S_ISLNK(entry.external_attr >> 16)
-                yield entry.filename, None if is_link else partial(archive.open, entry)
-    else:
-        with tarfile.open(path) as archive:
-            for entry in archive:
-                yield entry.name, partial(archive.extractfile, entry) if entry.isfile() else None
-
-
 # ---- one submission ---------------------------------------------------------------------------
-
-
-def opened(path, exercises):
-    """The files of a submission, and why it cannot be opened, if so. In a process with limits: it may be made
-    to be read for ever, or to fill the memory."""
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            limits.limit("RLIMIT_AS", limits.address_space() + ARCHIVE_MEMORY)
-            limits.limit("RLIMIT_CPU", ARCHIVE_SECONDS + 2)
-            files, trouble = collected(path, exercises)
-            with open(writes, "w") as pipe:
-                json.dump([{name: data.decode("latin-1") for name, data in files.items()}, trouble], pipe)
-        finally:
-            os._exit(0)
-    os.close(writes)
-    with open(reads) as pipe:
-        said = pipe.read()
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL:  # no limit ends it in this way
-        raise ranks.Broken("the process that read the submission was killed")
-    files, trouble = {}, f"reading it takes more than {ARCHIVE_SECONDS} s"
-    with contextlib.suppress(ValueError):  # it was ended before it had said all
-        files, trouble = json.loads(said)
-    why = f"{shown(path.name)} cannot be opened: {visible(trouble)}" if trouble else ""
-    return {name: text.encode("latin-1") for name, text in files.items()}, why
-
-
-def collected(path, exercises):
-    """What `collect` finds, and what it raises instead, in words."""
-    try:
-        return collect(path, exercises), ""
-    except MemoryError:
-        return {}, f"reading it takes more than {ARCHIVE_MEMORY >> 20} MB of memory"
-    except Exception as error:  # zlib, lzma, zipfile and tarfile have many kinds, and none is the machine's
-        return {}, str(error) or type(error).__name__
 
 
 def grade_files(files, exercises, seed):
@@ -212,41 +98,71 @@ def untouched_of(one, files):
     return [entry["id"] for entry in one["check"] if own.isdisjoint(entry.get("files", one["files"]))]
 
 
-def why_broken(results, broken):
-    """Which check this machine could not run, and why: for the first exercise that is not graded."""
-    for name in broken:
-        for result in results[name]:
-            if result["status"] == "infrastructure":
-                return f"{result['id']}: {result['came']}"
+def broken_by(results):
+    """Why this machine has not graded an exercise: a check, and its words. No words if it has."""
+    for result in results:
+        if result["status"] == "infrastructure":
+            return f"{result['id']}: {result['came']}"
     return ""
 
 
-def grade_into(student, path, out, exercises, seed):
+def grade_into(student, submission, out, exercises, seed):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
-    folder, own_seed = out / student, hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
+    folder = out / student
     folder.mkdir(parents=True, exist_ok=True)
-    files, trouble = opened(path, exercises)
-    level = ranks.BOX.level
-    marks = {one["id"]: fingerprint(one, files, own_seed, level) for one in exercises}
-    record = {"marks": {}, "exercises": {}, "absent": [], "untouched": []}
+    began = time.monotonic()
+    found = handed.read(submission, exercises)
+    level = ranks.SERVER.level
+    record = {"marks": {}, "exercises": {}, "absent": {}, "untouched": [], "redrawn": {}, "seconds": 0}
     with contextlib.suppress(OSError, ValueError):
         record = json.loads((folder / "grade.json").read_text())
-    todo = [one for one in exercises if record["marks"].get(one["id"]) != marks[one["id"]]]
-    results = record["exercises"] | grade_files(files, todo, own_seed)
-    broken = [name for name, some in results.items() if any(r["status"] == "infrastructure" for r in some)]
-    absent = set(record["absent"]) - set(marks)
-    absent |= {one["id"] for one in exercises if not any(name in files for name in one["files"])}
+    redrawn = record["redrawn"]
+
+    def seed_of(name):
+        words = f"{seed}/{student}"
+        if name in redrawn:
+            words += f"/{redrawn[name]}"
+        return hashlib.sha256(words.encode()).hexdigest()[:12]
+
+    marks, results, todo = {}, record["exercises"], []
+    for one in exercises:
+        marks[one["id"]] = fingerprint(one, found.files, seed_of(one["id"]), level)
+        if record["marks"].get(one["id"]) != marks[one["id"]]:
+            todo.append(one)
+    usual = [one for one in todo if one["id"] not in redrawn]
+    results |= grade_files(found.files, usual, seed_of(""))
+    for one in todo:
+        name = one["id"]
+        if name in redrawn:
+            results |= grade_files(found.files, [one], seed_of(name))
+        # A check that the recorded solution does not pass with these inputs says nothing: others are drawn.
+        while "the recorded solution does not pass" in broken_by(results[name]):
+            if redrawn.get(name, 0) == MOST_SEEDS:
+                break
+            redrawn[name] = redrawn.get(name, 0) + 1
+            results |= grade_files(found.files, [one], seed_of(name))
+            marks[name] = fingerprint(one, found.files, seed_of(name), level)
+
+    broken = [name for name, some in results.items() if broken_by(some)]
+    absent = {name: guess for name, guess in record["absent"].items() if name not in marks}
+    for one in exercises:
+        if not any(name in found.files for name in one["files"]):
+            absent[one["id"]] = found.guesses.get(one["id"], "")
     untouched = {name for name in record["untouched"] if name.partition(".")[0] not in marks}
-    untouched |= {check for one in exercises for check in untouched_of(one, files)}
+    for one in exercises:
+        untouched.update(untouched_of(one, found.files))
     record = {
         "student": student,
-        "seed": own_seed,
+        "seed": seed_of(""),
+        "seeds": {name: seed_of(name) for name in redrawn},
+        "redrawn": redrawn,
         "containment": walls.containment(level),
         "infrastructure": bool(broken),
-        "trouble": trouble or why_broken(results, broken),
-        "absent": sorted(absent),
+        "trouble": found.trouble or (broken_by(results[broken[0]]) if broken else ""),
+        "absent": dict(sorted(absent.items())),
         "untouched": sorted(untouched),
         "kept": not todo,
+        "seconds": time.monotonic() - began if todo else record["seconds"],
         "marks": {name: mark for name, mark in (record["marks"] | marks).items() if name not in broken},
         "exercises": dict(sorted(results.items())),
     }
@@ -263,28 +179,53 @@ def failed_record(student, trouble):
     return {"student": student, "infrastructure": True, "exercises": {}, "trouble": trouble}
 
 
-def grade_safely(student, path, out, exercises, seed):
+def grade_safely(student, submission, out, exercises, seed):
     """In a process of the pool: one bad submission never stops the rest."""
     try:
-        return grade_into(student, path, out, exercises, seed)
+        return grade_into(student, submission, out, exercises, seed)
     except Exception as error:
-        ranks.BOX.close()  # the next submission gets a new sandbox
+        ranks.SERVER.close()  # the next submission gets a new sandbox
         return failed_record(student, f"{type(error).__name__}: {error}")
 
 
-def grade_in_pool(found, records, level, arguments, exercises, bar):
+def grade_in_pool(found, records, level, arguments, exercises, jobs, progress):
     """Put the record of each of these students into `records`; of none whose process was ended."""
-    with batch.pool(arguments.jobs, level) as pool:
-        more = (arguments.out, exercises, arguments.seed)
-        given = {pool.submit(grade_safely, *one, *more): one[0] for one in found.items()}
+    more = (arguments.out, exercises, arguments.seed)
+    given = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="rungs-grading-") as scratch,
+        batch.pool(jobs, level, scratch) as pool,
+    ):
         try:
+            with batch.without_interrupts():  # the processes begin here, and keep that
+                for student, submission in found.items():
+                    given[pool.submit(grade_safely, student, submission, *more)] = student
             for done in as_completed(given):
                 with contextlib.suppress(BrokenExecutor):
                     records[given[done]] = done.result()
-                    bar.update()
+                    progress(records[given[done]])
         except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            refuse("interrupted: run the same command again to continue")
+            batch.end(pool)
+            kept = sum(not record["infrastructure"] for record in records.values())
+            refuse(f"interrupted: {kept} are graded and kept; run the same command again to continue")
+
+
+def in_words(record):
+    """A line about one student, for a log."""
+    if record["infrastructure"]:
+        return f"{record['student']}: not graded yet: {record['trouble']}"
+    if record["kept"]:
+        return f"{record['student']}: {pages.earned(pages.every(record))}, kept"
+    return f"{record['student']}: {pages.earned(pages.every(record))}, {record['seconds']:.0f} s"
+
+
+def kept_records(out, found):
+    """The records of an earlier run of students who are not graded now."""
+    records = {}
+    for student in found:
+        with contextlib.suppress(OSError, ValueError):
+            records[student] = json.loads((out / student / "grade.json").read_text()) | {"kept": True}
+    return records
 
 
 def grade_class(arguments, exercises):
@@ -293,9 +234,17 @@ def grade_class(arguments, exercises):
     folder, out = arguments.submissions, arguments.out
     if not folder.is_dir():
         refuse(f"there is no folder {folder}")
-    found, ignored = students(folder)
+    found, ignored = handed.students(folder)
     if not found:
         refuse(f"there are no submissions in {folder}: it needs a folder, zip or tar file per student")
+    todo = found
+    if arguments.student:
+        if arguments.student not in found:
+            near = difflib.get_close_matches(arguments.student, found)
+            refuse(
+                f"there is no submission of {arguments.student}{f': did you mean {near[0]}?' if near else ''}"
+            )
+        todo = {arguments.student: found[arguments.student]}
     level = arguments.level or walls.machine()["level"]
     if level < 3 and not arguments.force:
         why = walls.machine()["why"].get(3, "level 3 is available here")
@@ -307,25 +256,51 @@ def grade_class(arguments, exercises):
     arguments.seed = seed_in(out, arguments.seed)
     if by_hand:
         print(f"corrections by hand: {by_hand}")
-    count = so_many(len(found), "submission")
-    print(f"{count}, {walls.containment(level)}, seed {arguments.seed}")
-    records, began = {}, time.monotonic()
-    with tqdm(total=len(found), unit="submission", disable=None) as bar:
-        grade_in_pool(found, records, level, arguments, exercises, bar)
-        # When one of its processes is ended, a pool fails for all that wait. Alone, each costs only itself.
-        for student in found.keys() - records.keys():
-            grade_in_pool({student: found[student]}, records, level, arguments, exercises, bar)
-    failures = {student: failed_record(student, "the grader's process was killed twice") for student in found}
-    records = [(failures | records)[student] for student in found]
+    count = so_many(len(todo), "submission")
+    print(f"{count}, {walls.containment(level)}, seed {arguments.seed}", flush=True)
+
+    began = time.monotonic()
+    records = kept_records(out, found.keys() - todo.keys())
+    with tqdm(total=len(todo), unit="submission", disable=not sys.stderr.isatty()) as bar:
+
+        def progress(record):
+            bar.update()
+            if bar.disable:
+                print(in_words(record), flush=True)
+
+        jobs = min(arguments.jobs, len(todo))
+        grade_in_pool(todo, records, level, arguments, exercises, jobs, progress)
+        # Alone, what a busy machine could not grade has all of it; and where a process of the pool is ended,
+        # which ends the pool, it costs nobody else.
+        for student, submission in todo.items():
+            if student not in records or records[student]["infrastructure"]:
+                records.setdefault(student, failed_record(student, "the grader's process was killed twice"))
+                print(f"{student}: graded again, alone: {records[student]['trouble']}", flush=True)
+                one = {student: submission}
+                grade_in_pool(one, records, level, arguments, exercises, 1, progress)
+    records = [records[student] for student in found if student in records]
     pages.write_class(records, out, arguments.seed, rows)
+    sum_up(records, ignored, out, time.monotonic() - began)
+
+
+def sum_up(records, ignored, out, seconds):
     failed = [record for record in records if record["infrastructure"]]
-    seconds = time.monotonic() - began
     kept = sum(bool(record.get("kept")) for record in records)
     print(f"{len(records) - len(failed) - kept} graded, {kept} kept from an earlier run, {seconds:.0f} s")
     print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
     for record in records:
-        if record["trouble"] and not record["infrastructure"]:
+        if record["infrastructure"]:
+            continue
+        if record["trouble"]:
             print(f"unreadable, so no points: {record['trouble']}")
+        for name, guess in record["absent"].items():
+            if guess:
+                print(f"not handed in by {record['student']}: {name} ({guess})")
+        for name, seed in record["seeds"].items():
+            print(
+                f"{record['student']}: exercise {name} with other inputs, of the seed {seed}: the recorded "
+                "solution did not pass it with the first ones"
+            )
     if ignored:
         print(f"ignored, because it is not a folder, zip or tar file: {', '.join(ignored)}")
     for record in failed:
@@ -349,30 +324,43 @@ def grade_one(arguments, exercises):
     arguments.out.mkdir(parents=True, exist_ok=True)
     seed = arguments.seed or secrets.token_hex(8)
     try:
-        files, trouble = opened(arguments.one, exercises)
+        found = handed.read(handed.Submission({"": arguments.one}), exercises)
         batch.begin(level)
-        graded = grade_files(files, exercises, seed)
+        graded = grade_files(found.files, exercises, seed)
     except ranks.Broken as error:
         refuse(f"this machine failed, so there is no grade ({visible(str(error))})")
     finally:
-        ranks.BOX.close()
+        ranks.SERVER.close()
     for one in exercises:
         print(report(one, [Result(**result) for result in graded[one["id"]]]), end="\n\n")
     record = {
-        "student": shown(arguments.one.name),
+        "student": handed.shown(arguments.one.name),
         "seed": seed,
+        "seeds": {},
         "containment": walls.containment(level),
-        "trouble": trouble,
+        "trouble": found.trouble,
+        "absent": found.guesses,
         "exercises": graded,
     }
+    for name, guess in found.guesses.items():
+        print(f"not handed in: {name} ({guess})")
     print(record["containment"])
     statuses = {result["status"] for result in pages.every(record)}
     pages.write_student(record, arguments.out, "infrastructure" in statuses)
     if "infrastructure" in statuses:
         refuse("this machine failed, so there is no grade (see report.html)")
     # Gradescope takes any other status for a failure of the autograder itself.
-    if arguments.strict and statuses != {"passed"}:
+    if arguments.strict and statuses - {"skipped"} != {"passed"}:
         sys.exit(1)
+
+
+def sum_of_ranks(student, me, number):
+    """What --doctor runs in the sandbox."""
+    import torch
+
+    tensor = torch.tensor(number)
+    torch.distributed.all_reduce(tensor)
+    return tensor.item()
 
 
 def doctor():
@@ -382,14 +370,24 @@ def doctor():
         why = found["why"].get(level)
         print(f"  level {level}: {'no: ' + why if why else 'yes'} ({walls.MEANING[level]})")
     print(f"  Landlock: {'version ' + str(found['landlock']) if found['landlock'] else 'no'}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = psutil.virtual_memory().total / 1e9
+    print(f"  {so_many(cores, 'core')}, {memory:.1f} GB of memory")
     began = time.monotonic()
     try:
         ranks.wipe()  # the sandbox answers when it has started
-    except ranks.Broken as error:
-        refuse(f"the sandbox does not start: {visible(str(error))}")
+        started = time.monotonic()
+        attempt = ranks.Attempt({"work.py": ""})
+        ranks.run(attempt, sum_of_ranks, [1, 2])
+        ended = time.monotonic()
+    except (ranks.Broken, Verdict) as error:
+        refuse(f"the sandbox does not work: {visible(str(error))}")
     finally:
-        ranks.BOX.close()
-    print(f"  the sandbox starts in {time.monotonic() - began:.1f} s")
+        ranks.SERVER.close()
+    print(f"  the sandbox starts in {started - began:.1f} s")
+    print(f"  a run with 2 processes takes {ended - started:.2f} s")
+    if ended - started > SLOW_RUN:
+        print("  that is slow: with nothing else to do, it is a tenth of a second")
     if found["level"] == 2:
         print("  level 2 is enough for one submission in its own container; a class needs level 3")
     if found["level"] == 1:
@@ -406,6 +404,7 @@ def main():
     option("--jobs", type=int, default=2, help="number of submissions to grade at the same time (default: 2)")
     option("--seed", default="", help="seed for the inputs of all students; it is recorded (default: random)")
     option("--only", default="", help="exercises to grade, such as 03,03a (default: all)")
+    option("--student", metavar="NAME", help="grade one student of the class, and keep the other grades")
     option("--force", action="store_true", help="grade even if submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
     beside = "SUBMISSIONS/../corrections.csv"
@@ -432,7 +431,12 @@ def main():
         parser.error("give a folder of submissions, --one or --doctor")
 
 
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         main()
     except KeyboardInterrupt:

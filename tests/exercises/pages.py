@@ -87,6 +87,9 @@ def report(record):
     ]
     if record["trouble"]:
         parts.append(f"<p class=failed>{html.escape(record['trouble'])}</p>")
+    for identity, guess in record["absent"].items():
+        if guess:
+            parts.append(f"<p class=failed>Not handed in: {identity} ({html.escape(guess)})</p>")
     parts.append(commented(record, ""))
     for identity in record["exercises"]:
         parts.append(of_exercise(record, identity))
@@ -118,6 +121,8 @@ def of_exercise(record, identity):
 def terms(record):
     """Under which a submission was graded."""
     words = f"Contained at {record['containment']}. Seed {record['seed']}. "
+    for identity, seed in record["seeds"].items():
+        words += f"Seed of exercise {identity}: {seed}. "
     return words + f"Limits: {RUN_SECONDS} s per run, {SUBMISSION_SECONDS} s per submission."
 
 
@@ -196,7 +201,10 @@ def write_class(records, out, seed, by_hand):
         write_student(after, out / record["student"])
         scores = [points(after["exercises"].get(name, [])) for name in names]
         status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
-        absent = " ".join(record["absent"])
+        absent = []
+        for name, guess in record["absent"].items():
+            absent.append(f"{name} ({guess})" if guess else name)
+        absent = safe(", ".join(absent))
         corrected = " ".join(one["id"] for one in every(after) if one["corrected_from"] is not None)
         comments_of_all = []
         for name, some in after["comments"].items():

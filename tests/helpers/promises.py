@@ -14,44 +14,16 @@ from parts.transformer import ImageTransformer
 from tests.helpers.lines import check_what_it_printed
 from tools import launcher, lessons
 
-# 1,055 images lack one to a full batch; 997 test images make uneven shares, and two batches.
-IMAGES = "--train-size 1055 --batch-size 96 --test-size 997 --epochs 2 --seed 3"
-SMALL = {
-    "07_mixed_precision": f"{IMAGES} --lr 0.3",  # with this learning rate 20 steps learn much
-    # 5 steps of 24, and 2 images that fill none; 97 to validate on, in shares of 49 and 48.
-    "08_real_training": "--train-size 219 --validation-size 97 --batch-size 24 --test-size 61"
-    " --epochs 2 --width 2",
-    "09_fsdp": "--train-size 1055 --batch-size 96 --test-size 1001 --epochs 3 --lr 0.15",
-    # 43 images are left over from full batches, and 97 divides by nothing.
-    "10_pipeline": "--train-size 295 --batch-size 84 --test-size 97 --epochs 2 --seed 3",
-    "11_tensor_parallel": IMAGES,
-    "12_mesh": IMAGES,
-    "13_gpt": "--train-size 133 --batch-size 12 --test-size 13 --epochs 2 --characters 14",
-    # Two texts fill no batch.
-    "15_context_parallel": "--train-size 38 --batch-size 12 --test-size 5 --length 48 --epochs 2",
-    "16_experts": "--train-size 133 --batch-size 12 --test-size 13 --epochs 2 --characters 14",
-    "17_one_mesh": "--train-size 18 --batch-size 8 --test-size 4 --length 24 --width 16 --epochs 2",
-}
+SMALL = {lesson.stem: tuple(lesson.promise.split()) for lesson in lessons.LESSONS}
 # Lessons 01 to 06b have one job.
 STAIRS = [lesson.stem for lesson in (*lessons.LADDER, *map(lessons.get, ("06a_any_step", "06b_preemption")))]
-SMALL |= dict.fromkeys(STAIRS, IMAGES)
-SMALL = {stem: tuple(words.split()) for stem, words in SMALL.items()}
-# What they leave in addition to the curve and the weights.
-LEFT = {
-    **dict.fromkeys(("05_snapshots", "06_multinode", "06a_any_step"), ("snapshot",)),
-    "06b_preemption": ["lock", *(f"epoch000{epoch}-step000000010.snapshot" for epoch in (1, 2))],
-    "09_fsdp": [f"epoch000{epoch}" for epoch in (1, 2, 3)],
-    **{
-        stem: [f"epoch000{epoch}-step000000.snapshot" for epoch in (2, 3)]
-        for stem in ("13_gpt", "15_context_parallel", "16_experts")
-    },
-}
 OF_IMAGES = (*STAIRS, "07_mixed_precision", "09_fsdp", "10_pipeline", "11_tensor_parallel", "12_mesh")
 
 
 def check_files(result, stem):
-    names = {f"{stem}.{ending}" for ending in ("jsonl", "pt", *LEFT.get(stem, ()))}
-    names |= {"ticket"} if stem in ("06_multinode", "06a_any_step", "06b_preemption") else set()
+    names = {f"{stem}.jsonl", f"{stem}.pt"}
+    for ending in lessons.get(stem).leaves:
+        names.add(ending if ending == "ticket" else f"{stem}.{ending}")
     assert {path.name for path in result.out.iterdir()} == names
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.helpers.promises import IMAGES, STAIRS, check_run
+from tests.helpers.promises import SMALL, STAIRS, check_run
 from tools import launcher, lessons
 
 
@@ -30,7 +30,7 @@ def test_the_default_run_learns_over_several_epochs(reference):
 @pytest.mark.parametrize(("stem", "processes"), [*counts(1)[2:], *counts(2, 3, 4)])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, processes):
     """On sizes that divide by nothing: 1,055 images lack one to a full batch, 997 make uneven shares."""
-    sizes = IMAGES.split()
+    sizes = SMALL["01_single_gpu"]
     result = fork(stem, processes, *sizes, folder="first")
     check_run(result, stem, processes, reference(*sizes))
     again = fork(stem, processes, *sizes, folder="again")

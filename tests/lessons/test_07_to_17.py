@@ -12,7 +12,6 @@ from tests.helpers.lines import refusal
 from tests.helpers.promises import SMALL, check_files, check_run, check_weights, trained_plainly
 from tools import launcher, lessons
 
-CLOSE = {"11_tensor_parallel": 1e-5, "12_mesh": 1e-5, "15_context_parallel": 1e-4, "17_one_mesh": 1e-4}
 # In which tier, and the number of processes, with options. No option for a mesh: "tensor" or "context" has 2.
 RUNS = """
 quick 07 2 --precision fp32 --accumulate 5  (of 48 images: 10, 10, 10, 9 and 9)
@@ -78,31 +77,24 @@ def test_one_curve_the_same_bytes_and_every_image_once(kept, fork, reference, st
         asked = zip(options[::2], options[1::2], strict=True)
         sizes = {f"{name[2:-9]} {size}" for name, size in asked if name.endswith("-parallel")}
         assert sizes <= set(said[1].split(", "))
-    if stem in CLOSE:
-        check_weights(result.out / f"{stem}.pt", weights, CLOSE[stem])
+    if close := lessons.get(stem).close:
+        check_weights(result.out / f"{stem}.pt", weights, close)
     again = fork(stem, processes, *words)
     assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
 
 
-# Processes, and sizes. Lesson 09's is compared byte by byte, in its own test.
-COMMANDS = {
-    "07_mixed_precision": (2, "--train-size 1200 --test-size 300 --epochs 2"),
-    "10_pipeline": (2, "--train-size 1200 --test-size 300 --epochs 2"),
-    "11_tensor_parallel": (2, "--train-size 1200 --test-size 300 --epochs 2"),
-    "12_mesh": (4, "--train-size 1200 --test-size 300 --epochs 2"),
-    "13_gpt": (4, "--train-size 240 --epochs 2 --characters 30"),
-    "15_context_parallel": (2, "--train-size 48 --test-size 4 --epochs 2 --length 192"),
-    "16_experts": (2, "--train-size 240 --epochs 3 --characters 30"),
-    "17_one_mesh": (8, "--train-size 48 --test-size 4 --epochs 2"),
-}
+# Lesson 09's is compared byte by byte, in its own test.
+LEARNING = [lesson for lesson in lessons.LESSONS if lesson.learns]
 
 
 @pytest.mark.night("12_mesh", "13_gpt", "16_experts", "17_one_mesh")
 @pytest.mark.long
-@pytest.mark.parametrize("stem", COMMANDS)
+@pytest.mark.parametrize("stem", [lesson.stem for lesson in LEARNING])
 def test_its_documented_command_learns(run, reference, stem):
     """As a reader starts it, only shorter."""
-    processes, sizes = COMMANDS[stem]
+    lesson = lessons.get(stem)
+    processes = lesson.processes_for(0)
+    sizes = lesson.learns
     result = run(stem, processes, *sizes.split())
     curve = launcher.read_curve(result.out, stem)
     losses = [row["loss"] for row in curve]

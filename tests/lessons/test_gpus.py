@@ -14,6 +14,7 @@ from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons
 from tools.testbed import pretending
 
+<<<<<<< HEAD
 # They wait as long as PyTorch does. Lesson 06b says what that can cost, and has --time-limit.
 PATIENT = (
     "04_ddp_torchrun",
@@ -25,6 +26,8 @@ PATIENT = (
 )
 # One of their groups waits half an hour: for a snapshot, which may be written to a slow disk.
 SAVING = ("06b_preemption", "08_real_training", "18_language_model")
+=======
+>>>>>>> main
 TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchrun", "two agents")]
 
 
@@ -38,10 +41,10 @@ def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_othe
     for rank in (0, 1):
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
         assert seen["asked"] == [7]
-        limit = 1800 if lesson.stem in PATIENT else 120
-        if lesson.stem in SAVING:
+        limit = 1800 if lesson.patient else 120
+        if lesson.saving:
             seen["seconds"].remove(1800)
-        assert max(seen["seconds"]) <= limit, "a lesson that waits as long as PyTorch does belongs in PATIENT"
+        assert max(seen["seconds"]) <= limit, "it waits as PyTorch does: `patient` in lessons.toml"
 
 
 def test_all_images_are_kept_on_the_device():

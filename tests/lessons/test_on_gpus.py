@@ -22,18 +22,6 @@ EPOCHS = ("--epochs", 2)
 # GPUs, and processes, which share them where there are too few.
 SHAPES = [(1, 2), (2, 2), (3, 4), (4, 4)]
 SHARED_BY_FOUR = ("04", "06", "06b", "09", "10", "11", "15", "16")
-OPTIONS = {
-    "06a_any_step": ["--snapshot-every 3"],
-    "06b_preemption": ["--snapshot-every 3"],
-    "07_mixed_precision": ["--precision fp32"],
-    "08_real_training": ["--double --workers 2 --peak-tflops 1", *["--compile"] * (pretending.real() > 0)],
-    "09_fsdp": ["--precision bf16", "--checkpoint-activations", "--offload", "--no-reshard"],
-    "10_pipeline": ["--schedule naive", "--schedule gpipe", "--schedule interleaved", "--timeline"],
-    "11_tensor_parallel": ["--sequence-parallel"],
-    "13_gpt": ["--snapshot-every 3"],
-    "15_context_parallel": ["--order contiguous"],
-    "16_experts": ["--capacity 1"],
-}
 # With batch norm, small sets and 32 bits, rounding decides how this one goes on: see tools/lessons.toml.
 ALWAYS = {"08_real_training": ("--double",), "18_language_model": ("--precision", "fp32")}
 # A machine with one GPU has it for all ranks of what asks for two.
@@ -150,8 +138,9 @@ def test_a_lesson_has_the_cpus_curve(on_gpus, compare, lesson, gpus, processes):
     ("stem", "options"),
     [
         pytest.param(stem, each, id=f"{lessons.get(stem).number} {each}")
-        for stem in OPTIONS
-        for each in OPTIONS[stem]
+        for stem in lessons.STEMS
+        for each in lessons.get(stem).on_gpus
+        if each != "--compile" or pretending.real()
     ],
 )
 def test_its_options_have_it_too(on_gpus, compare, stem, options):
@@ -242,7 +231,7 @@ def test_ddp_on_one_screen_runs_on_gpus(start):
 
 # ---- kills, and what is saved --------------------------------------------------------------------
 
-CRASHES = ["05_snapshots", "06_multinode", "06a_any_step", "06b_preemption"]
+CRASHES = [lesson.stem for lesson in lessons.LESSONS if lesson.number in ("05", "06", "06a", "06b")]
 
 
 @pytest.mark.quick("05_snapshots")

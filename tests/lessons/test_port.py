@@ -178,15 +178,6 @@ def test_gpus_are_used_by_the_same_lines(forked, tmp_path, name):
         torch.testing.assert_close(gpu[part], cpu[part], rtol=1e-9, atol=1e-9)
 
 
-def test_each_row_of_the_page_does_what_it_says(forked):
-    """Its lines, on two processes, and what one sees without them."""
-    words, _ = launcher.command(
-        "04_ddp_torchrun", 2, script=launcher.ROOT / "tests/probes/port_page_lines.py"
-    )
-    result = forked(words)
-    assert result.code == 0, result.stdout + result.stderr
-
-
 TO_PORT = """
 import torch
 torch.manual_seed(0)

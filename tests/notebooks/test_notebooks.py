@@ -202,8 +202,6 @@ def test_with_an_address_all_notebooks_fetch_and_have_badges_and_without_none(tm
         for place in places:
             clone = f"git clone --depth 1 {address} rungs\n"
             assert (clone in (tmp_path / place).read_text()) == bool(written), place
-        citation = (tmp_path / "CITATION.cff").read_text()
-        assert (f"repository-code: {address}\n" in citation) == bool(written)
     assert [path.read_bytes() for path in paths] == before
 
 

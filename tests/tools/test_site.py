@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import html
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from tests.helpers import browser, crawl
 from tools import lessons
 from tools.lessons import ROOT
 from tools.site import build as builder
+from tools.site import deck
 from tools.site.widgets import diff
 
 VENV = ROOT / ".venv-site"
@@ -450,3 +452,14 @@ def test_pages_that_were_read_are_remembered_until_they_are_forgotten(page_of_th
     page.ask(f"{one('p.progress button')}.click()")
     assert page.count("a.read") == 0
     assert page.ask(f"{one('p.progress')}.hidden")
+
+
+def test_the_slides_have_every_card(tmp_path):
+    page = deck.deck(tmp_path)
+    assert page.count("<section>") == 1 + len(lessons.LESSONS)
+    for lesson in lessons.LESSONS:
+        command, _, copied = deck.read(lesson.page.read_text())
+        for text in (command.strip(), "\n".join(copied).strip()):
+            assert f"<code>{html.escape(text, quote=False)}</code>" in page, lesson.stem
+    loaded = r'<(script|img) |<link (?!rel="icon" href="_static/)|href="http'
+    assert not re.search(loaded, page), "it needs nothing from elsewhere"

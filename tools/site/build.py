@@ -12,7 +12,6 @@ only those are built, and links to others are only their text.
 import argparse
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -29,14 +28,12 @@ WIDGETS = tuple(sorted(path.stem for path in (HERE / "widgets").glob("*.py")))
 
 
 def pages_of_the_site() -> tuple[PurePosixPath, ...]:
-    """The pages of the repository that are pages of the site, and not the questions that only testers ask."""
+    """The pages of the repository that are pages of the site."""
     found = [*ROOT.glob("*.md"), *(row.path for row in lessons.NOTEBOOKS)]
     for name in ("lessons", "notebooks", "solutions", "tools", "tests"):
         found += (ROOT / name).rglob("*.md")
     names = sorted(path.relative_to(ROOT).as_posix() for path in found)
-    return tuple(
-        PurePosixPath(name) for name in names if not re.match(r"tests/reading_questions/|.*/\.", name)
-    )
+    return tuple(PurePosixPath(name) for name in names if "/." not in name)
 
 
 def address() -> str:

@@ -22,7 +22,7 @@ HOME = PurePosixPath("index.md")
 START = PurePosixPath("README.md")
 # What must not be looked into for links: fences and inline code. The last alternative is a link's end.
 LINK = re.compile(r"(?ms)^ *(`{3,}).*?^ *\1|`+[^`]+`+|\]\((?P<target>[^)\s]+)\)")
-COMMENT = re.compile(r"(?s)^<!-- .*? -->\n|<!-- .*? -->")
+COMMENT = re.compile(r"(?s)^<!-- .*?-->\n|<!-- .*?-->")
 WAY = re.compile(
     r"(?s)<!-- (?P<name>way|way on): written by `make diffs` -->\n(.*?)<!-- end of (?P=name) -->\n?"
 )
@@ -101,7 +101,7 @@ class Book:
 
 def minutes(text: str) -> str:
     """How long it takes to read a page, without its fences."""
-    prose = re.sub(r"(?ms)^```.*?^```|<!-- .*? -->", "", text)
+    prose = re.sub(r"(?ms)^```.*?^```|<!-- .*?-->", "", text)
     count = max(1, round(len(prose.split()) / WORDS_A_MINUTE))
     return "a minute to read" if count == 1 else f"{count} minutes to read"
 

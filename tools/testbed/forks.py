@@ -120,7 +120,8 @@ class Forks(Commands):
 
 def start_server():
     """What runs commands quickly if this system can."""
-    return Forks() if sys.platform == "linux" and "RUNGS_NO_FORKS" not in os.environ else Launches()
+    can_fork = os.environ.get("RUNGS_FORKS", "yes" if sys.platform == "linux" else "no") == "yes"
+    return Forks() if can_fork else Launches()
 
 
 def serve():

@@ -178,7 +178,9 @@ class Command:
         words = hosts.inside(*enter, "sh", "-c", start, "sh", self.name, self.folder, *words)
         own = {"HOME": str(self.folder), "TMPDIR": str(self.temporary), "RUNGS_MARK": self.mark}
         own |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-        more = {"env": os.environ | own | environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
+        environment = os.environ | own | environment
+        environment.pop("PET_LOCAL_ADDR", None)  # of conftest.py: here the names of all hosts resolve
+        more = {"env": environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, **more)
         self.started = time.monotonic()

@@ -1,6 +1,7 @@
 """GPUs for a command: the machine's own, or pretended ones, which are compiled once."""
 
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -14,6 +15,11 @@ from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 
+import psutil
+
+from tools.testbed.surroundings import own_torchrun
+
+PREFLIGHT = Path(__file__).resolve().parents[2] / "lessons/launch/preflight.py"
 HERE = Path(__file__).resolve().parent / "simulated_gpus"
 SOURCE = HERE / "pretend.cpp"
 AT_EXIT = Path(__file__).resolve().parent / "threads_at_exit"  # for PYTHONPATH: it imports pretend
@@ -38,11 +44,32 @@ def missing(gpus=1):
     import torch
 
     if is_for_gpus():
-        return f"needs {gpus} GPUs" if real() < gpus else ""
+        if real() < gpus:
+            return f"needs {gpus} GPUs"
+        return cannot_talk() if gpus > 1 else ""
     is_all = sys.platform == "linux" and shutil.which("g++") and has_header()
     if not (is_all and torch.__version__.startswith(TORCH)):
         return f"needs Linux, g++, Python.h and torch {TORCH} to pretend GPUs"
     return ""
+
+
+@functools.cache
+def cannot_talk(limit=120):
+    """Why two GPUs of this machine cannot exchange tensors, or an empty string. Asked once: each test on
+    several GPUs would wait for so long."""
+    words = own_torchrun("--standalone", "--nproc-per-node", "2", PREFLIGHT)
+    reason = "needs GPUs that can exchange tensors: see lessons/launch/nccl.md"
+    run = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        run.wait(limit)
+    except subprocess.TimeoutExpired:
+        for process in [*psutil.Process(run.pid).children(recursive=True), run]:
+            process.kill()
+        run.wait()
+        return reason
+    return ""  # what else is wrong with the machine, the tests say
 
 
 def has_header():

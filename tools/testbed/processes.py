@@ -54,7 +54,8 @@ def alive(mark):
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended since, or is another user's
-            if mark in process.environ().values() and (words := process.cmdline()):
+            is_marked = any(mark in value for value in process.environ().values())
+            if is_marked and (words := process.cmdline()):
                 found.append((process.pid, " ".join(words)))
     return found
 

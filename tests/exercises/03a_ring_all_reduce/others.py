@@ -24,12 +24,12 @@ def without_helpers():
         for step in range(2 * world_size - 2):
             outgoing, own = parts[(rank - 1 - step) % world_size], parts[(rank - 2 - step) % world_size]
             arrived = torch.from_numpy(np.empty_like(own))
-            works = []
+            both = []
             if outgoing.size:
-                works.append(dist.isend(torch.from_numpy(outgoing), right))
+                both.append(dist.P2POp(dist.isend, torch.from_numpy(outgoing), right))
             if own.size:
-                works.append(dist.irecv(arrived, left))
-            for work in works:
+                both.append(dist.P2POp(dist.irecv, arrived, left))
+            for work in dist.batch_isend_irecv(both) if both else []:
                 work.wait()
             if step < world_size - 1:
                 own += arrived.numpy()

@@ -65,20 +65,11 @@ def first_half(student, me, given):
     return {"chunks": list(chunks), "messages": messages(me)}
 
 
-def slowly(call):
-    def later(*words, **named):
-        time.sleep(0.02)
-        return call(*words, **named)
-
-    return later
-
-
 def whole(student, me, given):
     """ring_all_reduce on tensors that are the middle of larger ones. On wish, the last rank receives slowly,
     and all write zeros into a tensor afterwards: a rank that does not wait for its sends is found out."""
     if given["slow"] and me.rank == me.world_size - 1:
-        for name in ("recv", "irecv", "batch_isend_irecv"):
-            setattr(torch.distributed, name, slowly(getattr(torch.distributed, name)))
+        me.delays = dict.fromkeys(("recv", "irecv", "batch_isend_irecv"), 0.02)
     found, around = [], []
     for tensor in given["tensors"]:
         margin = torch.full((MARGIN,), 7, dtype=tensor.dtype)

@@ -26,7 +26,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from disks import file_events
-from grader.ranks import Submission
+from grader.ranks import CURRENT
 from grader.settings import STARTERS
 from grader.testing import Verdict, close, floats, integers, require, run, same, so_many, tried
 from learning import answers, compare, environments, learnt, parameters, pictures, run_and_count
@@ -170,7 +170,7 @@ def steps_of(parts, size):
 
 
 def script():
-    return next(iter(Submission.files))
+    return next(iter(CURRENT.get().files))
 
 
 def named(right):
@@ -196,7 +196,7 @@ def bug(function):
             function(*words, **named)
         except Verdict:
             starter = STARTERS / script()
-            if starter.exists() and code_of(Submission.files[script()]) == code_of(starter.read_text()):
+            if starter.exists() and code_of(CURRENT.get().files[script()]) == code_of(starter.read_text()):
                 came = "the code is unchanged and still does what the user saw"
                 raise Verdict("failed", came, "what the docstring asks for") from None
             raise

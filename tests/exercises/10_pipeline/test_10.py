@@ -21,7 +21,7 @@ from itertools import pairwise
 import pytest
 import torch
 from give_back import free_memory, own_pages
-from grader.testing import close, floats, require, run, same, so_many, tried
+from grader.testing import close, floats, needs_memory, require, run, same, so_many, tried
 from torch import nn
 
 # ---- what runs in each rank: a body, and what it mentions of this file
@@ -477,17 +477,21 @@ def test_5c_one_after_the_other():
 
 
 def test_5d_released_with_its_backward():
-    """3 processes, 1F1B with 10 micro-batches of 2048 images; memory at the fourth forward and at the last"""
-    schedules, rows = all_stages(one_forward_one_backward, 3, 10), 2048
+    """3 processes, 1F1B with 10 micro-batches of 4096 images; memory at the fourth forward and at the last"""
+    needs_memory()
+    schedules, rows = all_stages(one_forward_one_backward, 3, 10), 4096
     batch, ranks = check_run(schedules, rows, in_order=False, settles=[3, 9])
     for rank, came in enumerate(ranks):
         # From the fourth on, each forward comes after a backward: no more is held than at that one, but for
         # the gradients that were sent back, which may be waited for at the end.
         one, sent_back = (4 * rows * size for size in (min(batch.sizes[rank : rank + 2]), batch.sizes[rank]))
-        most = int(2.5 * one) + 6 * sent_back * (rank > 0)
+        # What is not released are six of them; noise is half a megabyte.
+        most = int(3.5 * one)
+        if rank > 0:
+            most += 6 * sent_back
         held = [call["held"] for call in came["calls"] if call["event"] == "forward"]
-        words = f"when rank {rank} came to F9, it held {(held[9] - held[3]) / 1e6:.1f} MB more than at F3"
+        words = f"when rank {rank} came to F9, it held {(held[9] - held[3]) / 1e6:.2f} MB more than at F3"
         released = (
-            f"each backward releases the input and the output of its micro-batch, {one / 1e6:.1f} MB each"
+            f"each backward releases the input and the output of its micro-batch, {one / 1e6:.2f} MB each"
         )
-        require(held[9] - held[3] <= most, words, f"at most {most / 1e6:.1f} MB more: {released}")
+        require(held[9] - held[3] <= most, words, f"at most {most / 1e6:.2f} MB more: {released}")

@@ -16,7 +16,7 @@
 import pytest
 import torch
 from give_back import free_memory, own_pages
-from grader.testing import Verdict, close, floats, integers, require, run, same, so_many, tried
+from grader.testing import Verdict, close, floats, integers, needs_memory, require, run, same, so_many, tried
 from optimizers import Optimizer
 from torch import nn
 from torch.nn.functional import gelu, linear
@@ -324,11 +324,12 @@ def test_3b_row_linear(world_size, inputs, outputs, columns):
 
 
 def megabytes(value):
-    return f"{value / 1e6:.1f} MB"
+    return f"{value / 1e6:.2f} MB"
 
 
 def check_large(world_size, block):
     """One pass through two large matrices, of which the ranks have a share: memory and results."""
+    needs_memory()
     width, hidden = 1024, 2048 + int(integers(0, 3))
     shapes = ((hidden, width), (width, hidden))
     thin = [[floats(outputs, 2), floats(2, inputs) / inputs**0.5] for outputs, inputs in shapes]

@@ -22,7 +22,7 @@ import random
 import pytest
 import torch
 from give_back import free_memory, own_pages
-from grader.testing import Verdict, close, floats, require, run, same, so_many, tried
+from grader.testing import Verdict, close, floats, needs_memory, require, run, same, so_many, tried
 
 NAMES, PAIR = ("query", "key", "value"), ("output", "log_sum_exp")
 EVERY = (*NAMES, *PAIR, "gradient")
@@ -68,12 +68,16 @@ def large(student, me, given):
         torch.stack([small, small]).logsumexp(-1).exp().sum()
         del small, scores
         tensors = [one @ given["wide"] if one.shape[-1] > 1 else one for one in given["tensors"]]
-        free_memory()
-        me.restart_peak()
-        before = me.peak()
-        found = getattr(student, given["function"])(*tensors)
-        needed = me.peak() - before
-    return {"found": [one[..., -2:] for one in found], "needed": needed}
+        # The least of three times: on a busy machine, gloo may let go of a message late.
+        needed = []
+        for _ in range(3):
+            found = None
+            free_memory()
+            me.restart_peak()
+            before = me.peak()
+            found = getattr(student, given["function"])(*tensors)
+            needed.append(me.peak() - before)
+    return {"found": [one[..., -2:] for one in found], "needed": min(needed)}
 
 
 # ---- what is right
@@ -449,11 +453,12 @@ def test_4b_keys_and_values_travel_to_the_right():
 
 
 def megabytes(value):
-    return f"{value / 1e6:.1f} MB"
+    return f"{value / 1e6:.2f} MB"
 
 
 def check_memory(backward):
     """One pass with a head so wide that nothing else than the shards needs memory."""
+    needs_memory()
     (function, names, wanted), unit = WAYS[backward], 8 * LENGTH // RANKS * WIDE
     tried(
         f"{RANKS} processes, {function} with a text of {LENGTH} positions and one head of size {WIDE}; the"

@@ -4,6 +4,7 @@ A process keeps its sandbox from one submission to the next. Nothing of a studen
 which ranks are forked, and after each test no process and no file is left there.
 """
 
+import contextlib
 import json
 import multiprocessing
 import multiprocessing.util
@@ -21,22 +22,43 @@ from grader.settings import HERE
 END_WITH_PARENT = 1  # for prctl: by which signal, so that nothing is left if the grader is killed
 
 
-def pool(jobs, level=None):
+def pool(jobs, level=None, scratch=None):
+    """Processes that grade. Their temporary folders lie in `scratch`."""
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_in_pool, initargs=(level,))
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_in_pool, initargs=(level, scratch))
 
 
-def begin_in_pool(level):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process above, which ends this one
+@contextlib.contextmanager
+def without_interrupts():
+    """Ctrl-C is for the process above, which ends those that begin meanwhile."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def end(pool):
+    """End these processes and all that they have started, at once."""
+    for process in multiprocessing.active_children():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # it may have no group of its own yet
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def begin_in_pool(level, scratch):
+    os.setpgid(0, 0)  # with the pytest that is forked from it
     limits.prctl(END_WITH_PARENT, signal.SIGKILL)
+    tempfile.tempdir = scratch
     begin(level)
-    multiprocessing.util.Finalize(None, ranks.BOX.close, exitpriority=10)
+    multiprocessing.util.Finalize(None, ranks.SERVER.close, exitpriority=10)
 
 
 def begin(level=None):
     """Once in each process: start the sandbox, and import what each pytest would otherwise import again."""
-    ranks.BOX.level = level
-    ranks.BOX.begin()
+    ranks.SERVER.level = level
+    ranks.SERVER.begin()
     import pytest  # noqa: F401
     import torch  # noqa: F401
 
@@ -46,9 +68,8 @@ def grade(folder, only, seed, more=()):
     exercise; and what pytest has printed."""
     stems = sorted({exercises.exercise(check.partition(".")[0])["stem"] for check in exercises.wanted(only)})
     paths = [str(HERE / stem) for stem in stems]
-    if ranks.BOX.process is None or ranks.BOX.process.poll() is not None:
-        ranks.BOX.close()
-        ranks.BOX.begin()
+    if ranks.SERVER.is_lost():
+        ranks.SERVER.close()
     ranks.wipe()  # and so it is ready: only one process can hear that
     with tempfile.TemporaryDirectory() as out:
         results, printed = Path(out, "results.json"), Path(out, "printed")
@@ -61,7 +82,9 @@ def grade(folder, only, seed, more=()):
                 os.dup2(os.open(printed, os.O_CREAT | os.O_WRONLY), 1)
                 os.dup2(1, 2)
                 run_pytest(words)
-                status = ranks.BOX.owner == os.getpid()  # it had to start another sandbox
+                # It has got no answer, or had to start another one, which ends with it.
+                status = ranks.SERVER.process is None or ranks.SERVER.owner == os.getpid()
+                ranks.SERVER.close()
             finally:
                 os._exit(status)
         try:
@@ -69,8 +92,8 @@ def grade(folder, only, seed, more=()):
         except BaseException:  # Ctrl-C, mostly
             os.kill(pid, signal.SIGKILL)
             raise
-        if status:  # a run may not be over in the sandbox: its answer is not to be taken for another one's
-            ranks.BOX.close()
+        if status:
+            ranks.SERVER.close()
         said = printed.read_text(errors="replace")
         return (json.loads(results.read_text()) if results.exists() else {}), said
 

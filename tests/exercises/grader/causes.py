@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 from grader.results import Verdict
-from grader.settings import LIMITS, MEMORY_OF_ALL
+from grader.settings import FILES_OF_ALL, LIMITS, LYING_OF_ALL, MEMORY_OF_ALL, SOCKETS_OF_ALL
 from grader.waits import Ranks, standing, stood, stuck, unequal, waiting
 
 HOLE = re.compile(r"\d\d[a-z]?\.\d+: ")
@@ -105,15 +105,30 @@ def explain(why: str, seconds: float, seen: list[dict], files: dict[str, str], d
             causes.append(ended(rank, one, who, files))
     if causes:
         raise as_verdict(min(causes), ranks)
-    if why == "memory":
-        came = f"your code used more than {MEMORY_OF_ALL >> 30} GB of memory across all its processes"
-        raise Verdict("error", came)
+    if why == "busy":
+        words = (
+            f"this machine is too busy: a run has not ended, in which ranks ran for {seconds:.0f} s in all"
+        )
+        raise Verdict("infrastructure", words)
+    if why in (too_much := used_too_much()):
+        raise Verdict("error", f"your code {too_much[why]} across all its processes")
     busy = {rank: one for rank, one in missing.items() if not one["inside"]} or missing
     busy = {rank: one for rank, one in busy.items() if standing(one, files)}
     if why == "stuck" or not busy:
         raise Verdict("timeout", stuck(ranks, missing, files))
     who = f"your code{stood(busy, files).removeprefix('rank 0')}" if alone else stood(busy, files)
     raise Verdict("timeout", f"{who} and had not returned after {seconds:.0f} s{waiting(ranks, busy)}")
+
+
+def used_too_much() -> dict[str, str]:
+    """Words for what all processes of a run have used too much of together."""
+    return {
+        "memory": f"used more than {MEMORY_OF_ALL >> 30} GB of memory",
+        "cpu": "used up all CPU time that a run has",
+        "files": f"made more than {FILES_OF_ALL} files and folders",
+        "sockets": f"opened more than {SOCKETS_OF_ALL} connections",
+        "lying": f"left more than {LYING_OF_ALL >> 20} MB of messages that nobody received",
+    }
 
 
 def as_verdict(cause: Cause, ranks: Ranks) -> Verdict:

@@ -5,10 +5,11 @@ A check is passed if all its tests are. After the first of them that fails, the 
 are checks that need this one.
 """
 
+import contextlib
 import json
+import os
 import random
 import re
-import time
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +43,8 @@ class State:
 
     def __init__(self, config):
         self.folder, self.seed = Path(config.getoption("--submission")).resolve(), config.getoption("--seed")
-        self.results, self.wanted, self.began = {}, None, time.monotonic()
+        self.results, self.wanted = {}, None
+        self.used = 0.0  # seconds of all runs of the submission
 
     def result(self, entry):
         if entry["id"] not in self.results:
@@ -69,8 +71,8 @@ def pytest_configure(config):
     asked = any("--tb" in word for word in config.invocation_params.args)
     if config.option.reportchars == "fE" and not asked:
         config.option.tbstyle, config.option.reportchars = "no", "N"
-    if not config.option.collectonly and ranks.BOX.process is None:
-        ranks.BOX.begin()  # which takes seconds: torch can be imported here meanwhile
+    if not config.option.collectonly and ranks.SERVER.process is None:
+        ranks.SERVER.begin()  # which takes seconds: torch can be imported here meanwhile
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -85,7 +87,8 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_unconfigure(config):
-    ranks.BOX.close()
+    if ranks.SERVER.owner == os.getpid():  # else the process from which this one was forked still needs it
+        ranks.SERVER.close()
 
 
 @pytest.hookimpl(trylast=True)
@@ -117,67 +120,102 @@ def pytest_collection_modifyitems(config, items):
     state.wanted = {item.entry["id"] for item in items} & (state.wanted or set(order))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    state, entry = item.config.stash[STATE], item.entry
-    result = state.result(entry)
-    is_first = result.status == "not reached" and not result.came
-    needed = [state.results[need] for need in entry.get("needs", []) if need in state.results]
-    missing = [one.id for one in needed if one.status != "passed"]
-    if result.status != "passed" and not is_first:
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """In place of pytest's own call of the test function."""
+    item = pyfuncitem
+    result = item.config.stash[STATE].result(item.entry)
+    if result.status not in ("passed", "skipped") and result.came:
         pytest.skip("another case of this check has failed")
-    if missing:
-        result.came = f"{' and '.join(missing)} must pass first"
-        raise Verdict("not reached", result.came)
     try:
-        one = item.exercise | {"files": entry.get("files", item.exercise["files"])}
-        prepare(one, read_files(one, state.folder))
+        verdict = verdict_of(item, result)
+    except pytest.skip.Exception as error:  # it cannot be looked at on this system
+        if result.status == "not reached":
+            result.status, result.came = "skipped", str(error)
+        raise
+    if verdict is None:
+        result.status, result.came = "passed", ""
+        result.score = item.entry["points"]
+        return True
+    result.status, result.score = verdict.status, 0
+    came = printed.fewer(wording.visible(verdict.came).split("\n"), *printed.RAISED)
+    result.came = "\n".join(came)
+    result.expected = wording.visible(verdict.expected)
+    result.hints = hints.fitting(item.entry, result.came)
+    raise verdict
+
+
+def verdict_of(item, result):
+    """The Verdict on one test with the files of the submission; None if it passes."""
+    state = item.config.stash[STATE]
+    needed = [state.results[need] for need in item.entry.get("needs", []) if need in state.results]
+    missing = [one.id for one in needed if one.status not in ("passed", "skipped")]
+    if missing:
+        return Verdict("not reached", f"{' and '.join(missing)} must pass first")
+    try:
+        attempt = prepared(item, state.folder)
     except Verdict as verdict:
+        # Of checks that cannot begin for one reason, the first has failed.
         said = {other.came for other in state.results.values() if other.about_file}
         result.about_file = True
-        fill_in(result, entry, verdict)
-        result.status = "not reached" if result.came in said else result.status  # the first one failed
-        raise
-    seed_all(f"{state.seed}/{item.nodeid.rpartition('/')[2]}")
+        if verdict.came in said:
+            return Verdict("not reached", verdict.came)
+        return verdict
+    if state.used > SUBMISSION_SECONDS:
+        return Verdict("timeout", f"the time limit of {SUBMISSION_SECONDS} s for a submission was reached")
+    error, attempt = tried_again(item, attempt, state.folder)
+    state.used += attempt.used
+    result.tried = attempt.tried or tried_by(item)
+    runs = [(result.tried, *run) for run in attempt.printed]
+    result.output = wording.visible(printed.some(runs, error is None)) or result.output
+    result.printed += wording.visible(printed.whole(runs))
+    if error is None:
+        return None
+    verdict = as_verdict(item, error, attempt)
+    if verdict.status in ("failed", "timeout") and attempt.roots:
+        verdict.came += f"; {attempt.roots}"
+    if verdict.status != "infrastructure" and (ours := solution_fails(item)):
+        words = f"with these inputs, the recorded solution does not pass it either ({ours})"
+        return Verdict("infrastructure", f"the check itself failed: {words}")
+    return verdict
+
+
+def prepared(item, folder):
+    """An attempt at this test with the files of this folder. Raises Verdict."""
+    one = item.exercise
+    files = read_files(one | {"files": item.entry.get("files", one["files"])}, folder)
+    limits = LIMITS | one.get("limits", {})
+    return ranks.Attempt(files, one.get("forbidden", []), one.get("seconds", RUN_SECONDS), limits)
+
+
+def tried_with(item, attempt):
+    """What the test raises in this attempt; None if it passes."""
+    seed_all(f"{item.config.stash[STATE].seed}/{item.nodeid.rpartition('/')[2]}")
+    token = ranks.CURRENT.set(attempt)
     try:
-        if time.monotonic() - state.began > SUBMISSION_SECONDS:
-            raise Verdict("timeout", f"the time limit of {SUBMISSION_SECONDS} s for a submission was reached")
-        yield
-        if not ranks.Submission.runs:
-            raise RuntimeError(f"{item.name} has run nothing")
-        result.status = "passed"
-    except (pytest.skip.Exception, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        verdict = error if isinstance(error, Verdict) else of_ours(item, error)
-        if verdict is None:
-            result.status = "passed"
-            return None
-        if verdict.status in ("failed", "timeout") and ranks.Submission.roots:
-            verdict.came += f"; {ranks.Submission.roots}"
-        if verdict.status != "infrastructure" and (ours := solution_fails(item)):
-            words = f"with these inputs, the recorded solution does not pass it either ({ours})"
-            verdict = Verdict("infrastructure", f"the check itself failed: {words}")
-        fill_in(result, entry, verdict)
-        result.tried = ranks.Submission.tried or tried_by(item)
-        if verdict is not error:
-            raise verdict from error
-        raise
+        arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+        item.obj(**arguments)
+    except Exception as error:
+        return error
     finally:
-        result.score = entry["points"] if result.status == "passed" else 0
-        tried = ranks.Submission.tried or tried_by(item)
-        runs = [(tried, *run) for run in ranks.Submission.printed]
-        result.output = wording.visible(printed.some(runs, result.status == "passed")) or result.output
-        result.printed += wording.visible(printed.whole(runs))
-        ranks.wipe()
+        ranks.CURRENT.reset(token)
+        with contextlib.suppress(ranks.Broken):  # then the next run gets another sandbox
+            ranks.wipe()
+    return None if attempt.runs else RuntimeError(f"{item.name} has run nothing")
 
 
-def prepare(one, files):
-    """For the runs of one test."""
-    about = ranks.Submission
-    about.files, about.forbidden = files, one.get("forbidden", [])
-    about.seconds, about.limits = one.get("seconds", RUN_SECONDS), LIMITS | one.get("limits", {})
-    about.printed, about.runs, about.tried, about.given, about.roots = [], 0, "", [], ""
+def tried_again(item, attempt, folder):
+    """What the test raises, and the attempt in which it did. What may come from a machine that is busy or
+    fails for a moment is tried a second time."""
+    error = tried_with(item, attempt)
+    is_ours = isinstance(error, ranks.Broken | OSError)
+    is_late = isinstance(error, Verdict) and error.status in ("timeout", "infrastructure")
+    if is_ours or (is_late and "used up" not in error.came):
+        used = attempt.used
+        attempt = prepared(item, folder)
+        attempt.used = used
+        error = tried_with(item, attempt)
+    return error, attempt
 
 
 def seed_all(seed):
@@ -189,58 +227,33 @@ def seed_all(seed):
     numpy.random.seed(random.getrandbits(32))
 
 
-def of_ours(item, error):
-    """A Verdict for an error that is not the student's: a bare assert of a test is about the submission; for
-    any other error, the recorded solution is asked. Only what no submission can cause is the machine's
-    fault. None if the machine failed, and the test passes when it is repeated."""
-    words = f"{type(error).__name__}: {error}"
+def as_verdict(item, error, attempt):
+    """What a test has raised, as a Verdict. A bare assert of a test is about the submission; for any other
+    error that is not a Verdict, the recorded solution is asked. Only what no submission can cause is the
+    machine's fault."""
+    if isinstance(error, Verdict):
+        return error
     if isinstance(error, AssertionError):
         return Verdict("failed", str(error).partition("\n")[0])
-    trace = "".join(traceback.format_exception(error))[-3000:]
-    is_theirs = isinstance(error, OF_VALUES) and ranks.Submission.runs
+    words = f"{type(error).__name__}: {error}"
     if isinstance(error, ranks.Broken | OSError):
-        if isinstance(error, ranks.Broken):
-            ranks.BOX.close()
-            ranks.BOX.process = None
-        again = repeated(item, item.config.stash[STATE].folder)
-        if again is None or isinstance(again, Verdict):
-            return again
         is_theirs = False
-    if SOLUTIONS.exists():
-        is_theirs = repeated(item, SOLUTIONS) is None
+    elif SOLUTIONS.exists():
+        is_theirs = tried_with(item, prepared(item, SOLUTIONS)) is None
+    else:
+        is_theirs = isinstance(error, OF_VALUES) and attempt.runs > 0
     if is_theirs:
         return Verdict("error", f"your code sent something that the check cannot read ({words})")
+    trace = "".join(traceback.format_exception(error))[-3000:]
     return Verdict("infrastructure", f"the check itself failed: {words}", trace)
 
 
 def solution_fails(item):
     """Why the recorded solution does not pass this test either, if so: no student pays for a wrong check."""
-    about = ranks.Submission
-    kept = about.printed, about.runs, about.tried, about.given, about.roots
-    is_ours = item.config.stash[STATE].folder == SOLUTIONS or not SOLUTIONS.exists()
-    error = None if is_ours else repeated(item, SOLUTIONS)
-    about.printed, about.runs, about.tried, about.given, about.roots = kept
+    if item.config.stash[STATE].folder == SOLUTIONS or not SOLUTIONS.exists():
+        return None
+    error, _ = tried_again(item, prepared(item, SOLUTIONS), SOLUTIONS)
     return error
-
-
-def repeated(item, folder):
-    """The error of this test with the files of this folder; None if it passes."""
-    one = item.exercise | {"files": item.entry.get("files", item.exercise["files"])}
-    ranks.wipe()  # or it would find the files of the first try
-    prepare(one, read_files(one, folder))
-    seed_all(f"{item.config.stash[STATE].seed}/{item.nodeid.rpartition('/')[2]}")
-    try:
-        item.runtest()
-    except Exception as error:
-        return error
-    return None if ranks.Submission.runs else RuntimeError(f"{item.name} has run nothing")
-
-
-def fill_in(result, entry, verdict):
-    came = printed.fewer(wording.visible(verdict.came).split("\n"), *printed.RAISED)
-    result.status, result.came = verdict.status, "\n".join(came)
-    result.expected = wording.visible(verdict.expected)
-    result.hints = hints.fitting(entry, result.came)
 
 
 def tried_by(item):
@@ -285,7 +298,7 @@ def pytest_terminal_summary(terminalreporter, config):
         if file := printed.keep(identity, results, Path(config.getoption("--out"))):
             write(file)
     if by_exercise:
-        level = f"contained at level {ranks.BOX.level} of 3 (see tests/README.md)"
+        level = f"contained at level {ranks.SERVER.level} of 3 (see tests/README.md)"
         write(f"\nchecked {state.folder} with seed {state.seed}, {level}")
     if config.getoption("--results"):
         found = {identity: [one.as_dict() for one in results] for identity, results in by_exercise.items()}

@@ -43,7 +43,7 @@ def shortened(lines: list[str], first: int, last: int) -> list[str]:
 
 
 def fewer(lines: list[str], first: int, last: int) -> list[str]:
-    """The first and the last of them. A line may say of how many it stands in the place: the nursery keeps
+    """The first and the last of them. A line may say of how many it stands in the place: the grader keeps
     no more than the beginning and the end of what is very long."""
     if len(lines) - first - last <= 1:
         return lines

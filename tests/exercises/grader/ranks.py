@@ -1,4 +1,5 @@
-"""run(body, inputs): what a body returns on each rank, or a Verdict that says what the ranks did instead.
+"""run(attempt, body, inputs): what a body returns on each rank, or a Verdict that says what the ranks did
+instead.
 
 The body, and whatever it mentions from the top of its file, goes to the sandbox as text. Nothing else of a
 test file does. This process never runs, imports or unpickles anything of a submission.
@@ -8,45 +9,30 @@ import ast
 import contextlib
 import dis
 import inspect
-import json
 import os
 import selectors
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 import types
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import worker
-import zygote
+import fork_server
 
-from grader import walls
 from grader.causes import explain
 from grader.results import Verdict
-from grader.settings import LIMITS, MEMORY_OF_ALL, RUN_SECONDS, SANDBOX
+from grader.server import SERVER, Broken
+from grader.settings import (
+    FILES_OF_ALL,
+    LIMITS,
+    LYING_OF_ALL,
+    MEMORY_OF_ALL,
+    RUN_SECONDS,
+    SOCKETS_OF_ALL,
+    TOO_BUSY,
+)
 from grader.waits import different_roots
 
-# All that the sandbox gets of the environment.
-ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "HOME": "/tmp",
-    "USER": "student",
-    "LOGNAME": "student",
-    "LANG": "C.UTF-8",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    # Memory in large pages: a fork copies the table of pages, and takes a quarter of the time.
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    "PYTHONMALLOC": "malloc",
-}
-FIRST_USER = 61000  # of users that nobody else has on this machine
 STILL = 0.4  # seconds without any sign of life until ranks that wait for each other count as stuck
 STILL_UNSEEN = 3  # the same for ranks that wait where it is not seen for whom, inside DDP for one
 MOST_ANSWERS = 64 << 20  # bytes of all that a rank sends
@@ -56,94 +42,26 @@ MOST_PRINTED = 1 << 20  # bytes that are kept of the beginning of what a rank pr
 CALL = {"event": "", "phase": "", "number": 0, "nth": 0, "size": 0, "where": ""}
 
 
-class Broken(RuntimeError):
-    """The machine, and not the submission."""
+@dataclass
+class Attempt:
+    """One test with the files of one submission: what its ranks may use, and what has come of its runs."""
+
+    files: dict[str, str]
+    forbidden: list[str] = field(default_factory=list)
+    seconds: float = RUN_SECONDS  # for a run
+    limits: dict[str, int] = field(default_factory=lambda: LIMITS)  # of a process
+
+    tried: str = ""  # what the test says that it tries
+    given: list = field(default_factory=list)  # the inputs of the last run
+    runs: int = 0
+    printed: list = field(default_factory=list)  # for each run how many ranks, and what each has printed
+    roots: str = ""  # words for broadcasts of the last run for which the ranks have named different sources
+    used: float = 0.0  # seconds of all runs, without those in which ranks have waited for a core
 
 
-class Submission:
-    """What the plug-in (conftest.py) says about the check that is running."""
-
-    files: dict[str, str] = {}  # noqa: RUF012  names and texts
-    forbidden: list[str] = []  # noqa: RUF012
-    seconds, limits = RUN_SECONDS, LIMITS
-    printed: list = []  # noqa: RUF012  for each run what each rank has printed
-    given: list = []  # noqa: RUF012  the inputs of the last run
-    tried, runs = "", 0
-    roots = ""  # words for broadcasts of the last run for which the ranks have named different sources
-
-
-class Sandbox:
-    """The process from which ranks are forked. It lives as long as it answers."""
-
-    def __init__(self):
-        self.level = self.uid = self.process = self.owner = None
-
-    def begin(self):
-        """Start it. That takes seconds, in which the grader may import torch itself."""
-        self.level = walls.machine()["level"] if self.level is None else self.level
-        if self.level > 1 and walls.machine()["root"]:
-            # The kernel limits the processes of a user. With one user for two sandboxes, a fork bomb in one
-            # would stop the other. Graders that run at once have different process ids.
-            self.uid = FIRST_USER + os.getpid() % 1000
-        self.home, self.is_ready, self.owner = "/tmp", False, os.getpid()
-        if self.level < 3:
-            self.home = tempfile.mkdtemp(prefix="rungs-")
-            os.chmod(self.home, 0o755)
-        environment = ENVIRONMENT | {"TORCHINDUCTOR_CACHE_DIR": f"{self.home}/inductor"}
-        environment |= {"RUNGS_SPAWN": "1"} if "RUNGS_SPAWN" in os.environ else {}
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        about = json.dumps([theirs.fileno(), self.home, self.uid])
-        words = [sys.executable, "-s", "-P", str(SANDBOX / "zygote.py"), about]
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
-        with contextlib.ExitStack() as stack:
-            given = [theirs.fileno()]
-            if self.level == 3:
-                given.append(stack.enter_context(walls.call_filter()).fileno())
-                words, environment = [*walls.bubblewrap(environment, given[-1]), *words], {}
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": self.errors, "stderr": self.errors}
-            more = {"env": environment, "cwd": "/", "start_new_session": True, "pass_fds": given}
-            self.process = subprocess.Popen(words, **pipes, **more)
-        theirs.close()
-
-    def ask(self, seconds=20, ends=(), **order):
-        try:
-            if self.process is None:
-                self.begin()
-            if not self.is_ready:
-                self.hear(120)
-                self.is_ready = True
-            socket.send_fds(self.channel, [json.dumps(order).encode()], ends)
-            return self.hear(seconds)
-        except OSError as error:
-            raise Broken(f"the sandbox does not answer: {self.last_words() or error}") from None
-
-    def hear(self, seconds):
-        self.channel.settimeout(seconds)
-        found = self.channel.recv(1 << 16)
-        if not found:
-            raise OSError("it has ended")
-        return json.loads(found)
-
-    def last_words(self):
-        self.errors.seek(0)
-        return self.errors.read()[-2000:].decode(errors="replace").strip()
-
-    def close(self):
-        if self.process is None or self.owner != os.getpid():
-            return
-        self.channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(2 if self.is_ready else 0)
-        with contextlib.suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.errors.close()
-        if self.home != "/tmp":
-            shutil.rmtree(self.home, ignore_errors=True)
-        self.process = None
-
-
-BOX = Sandbox()  # of this process
+# The attempt that is under way, for grader/testing.py: a test calls run(body, inputs), and knows of no
+# attempt.
+CURRENT: ContextVar[Attempt] = ContextVar("attempt")
 
 
 def source_of(body):
@@ -179,7 +97,7 @@ class Rank:
     """One rank, seen from outside."""
 
     def __init__(self, number):
-        self.number, self.pid = number, None
+        self.number = number
         self.buffer, self.read, self.stack = bytearray(), 0, b""
         self.first, self.last, self.lines_between = bytearray(), bytearray(), 0
         self.value = self.error = self.broken = self.ended = None
@@ -222,7 +140,7 @@ class Rank:
         try:
             if line.count(b",") > MOST_VALUES:
                 raise ValueError("too many values")
-            found = zygote.unpack(line)
+            found = fork_server.unpack(line)
             if self.has_answer:
                 raise ValueError("something after the result")
             if "value" in found:
@@ -263,23 +181,6 @@ class Rank:
             first += f"... {self.lines_between + 1} lines left out\n".encode()
         return (first + last).decode(errors="replace").replace("\0", "")
 
-    def life(self, seen):
-        """Processor time so far, None while a thread runs: if it is the same later, nothing has moved.
-
-        gloo's own thread wakes a hundred times a second. Within STILL_UNSEEN, that would look like life."""
-        used, idle = 0, True
-        try:
-            if read(f"/proc/{self.pid}/syscall").startswith("230 "):  # clock_nanosleep: it will go on
-                return None
-            for task in os.listdir(f"/proc/{self.pid}/task"):
-                name, _, rest = read(f"/proc/{self.pid}/task/{task}/stat").rpartition(")")
-                rest, wakes = rest.split(), name.endswith("(gloo_tcp_loop") and not seen
-                used += (int(rest[11]) + int(rest[12])) // (10 if wakes else 1)
-                idle = idle and (wakes or rest[0] in "SZX")
-        except (OSError, IndexError):
-            return None
-        return used if idle else None
-
     def seen(self):
         """For causes.py and waits.py."""
         names = ("value", "error", "broken", "ended", "events", "time")
@@ -291,15 +192,7 @@ class Rank:
         }
 
 
-def read(path):
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def run(body, inputs, *, group=True, student=True, main=None, files=None, disk=False, dies=()):
+def run(attempt, body, inputs, *, group=True, student=True, main=None, files=None, disk=False, dies=()):
     """`body(student, me, input)` on as many ranks as there are inputs; sandbox/worker.py says what `me` has.
 
     Returns the results: numbers, words, tensors, and lists and dicts of them (with words for keys). `dies`:
@@ -307,78 +200,138 @@ def run(body, inputs, *, group=True, student=True, main=None, files=None, disk=F
     `student=False` loads no file of a student, for a look at files with a process that has not seen any.
     `main`: the file to load, by default the first. `disk`: files in me.disk are kept until the test ends.
     """
-    box, ranks = BOX, [Rank(number) for number in range(len(inputs))]
-    files = Submission.files if files is None else files
-    Submission.runs += 1
-    Submission.given = inputs
-    job = {"source": source_of(body), "body": body.__name__, "files": files, "group": group, "disk": disk}
-    job |= {"main": (main or next(iter(files))) if student else None, "limits": Submission.limits}
-    job |= {"forbidden": Submission.forbidden, "seconds": Submission.seconds}
+    ranks = [Rank(number) for number in range(len(inputs))]
+    files = attempt.files if files is None else files
+    attempt.runs += 1
+    attempt.given = inputs
+    job = {
+        "source": source_of(body),
+        "body": body.__name__,
+        "files": files,
+        "main": (main or next(iter(files))) if student else None,
+        "group": group,
+        "disk": disk,
+        "limits": attempt.limits,
+        "forbidden": attempt.forbidden,
+        "seconds": TOO_BUSY * attempt.seconds,
+    }
+    clock = Clock()
     try:
-        why, seconds = under_way(box, ranks, job, inputs)
-        codes = box.ask(do="codes")
-        for rank, code in zip(ranks, codes, strict=True):
+        why = under_way(ranks, job, inputs, attempt, clock)
+        found = SERVER.ask("look")
+        clock.look(delays_of(found))
+        for rank, code in zip(ranks, found["codes"], strict=True):
             rank.ended = code if rank.ended is None else rank.ended
     finally:
+        attempt.used += clock.used
         for rank in ranks:
             for descriptor in (rank.given, *rank.pipes.values()):
                 os.close(descriptor)
+        # If it cannot remove what the run has left, the next run gets another sandbox.
         with contextlib.suppress(Broken):
-            box.ask(do="end")
+            SERVER.ask("end")
     printed = {rank.number: rank.printed().strip("\n") for rank in ranks if rank.printed().strip()}
-    Submission.printed.append((len(ranks), printed))
+    attempt.printed.append((len(ranks), printed))
     seen = [rank.seen() for rank in ranks]
-    Submission.roots = different_roots(dict(enumerate(seen)))
+    attempt.roots = different_roots(dict(enumerate(seen)))
     try:
-        explain(why, seconds, seen, files, dies)
+        explain(why, clock.used, seen, files, dies)
     except Verdict as verdict:
         verdict.events = [rank.events for rank in ranks]  # what each rank has told until then
         raise
     return [rank.value[0] if rank.value else None for rank in ranks]
 
 
-def under_way(box, ranks, job, inputs):
+class Clock:
+    """Seconds of a run. Those in which a rank has had to wait for a core do not count: on a machine that is
+    busy, a right answer takes long."""
+
+    def __init__(self):
+        self.began = self.looked = time.monotonic()
+        self.used = 0.0
+        self.delays = []
+
+    def passed(self):
+        return time.monotonic() - self.began
+
+    def look(self, delays):
+        """`delays`: for how long each rank has waited for a core until now."""
+        now = time.monotonic()
+        waited = 0.0
+        for rank, delay in enumerate(delays):
+            before = self.delays[rank] if self.delays else 0.0
+            waited = max(waited, delay - before)
+        self.used += max(0.0, now - self.looked - waited) / busyness()
+        self.looked, self.delays = now, delays
+
+
+class Stillness:
+    """Since when nothing has moved: whoever still runs waits, and no thread of any has used a core.
+
+    gloo's own thread wakes a hundred times a second. Where it is not seen for whom a rank waits, that would
+    look like life for as long as it takes until a run counts as stuck."""
+
+    def __init__(self):
+        self.since, self.ticks = None, None
+
+    def ends(self):
+        self.since = None
+
+    def look(self, lives, seen):
+        """For how many seconds nothing has moved. `lives`: for each rank that still runs, what it and its
+        children do; `seen`: whether all of them are in a call that waits for others."""
+        ticks = 0.0
+        for life in lives:
+            for one in life:
+                if one["sleeps"] or not one["waits"] or (seen and not one["gloo_waits"]):
+                    self.since = None
+                    return 0.0
+                ticks += one["ticks"] + (one["gloo_ticks"] if seen else one["gloo_ticks"] // 10)
+        now = time.monotonic()
+        # Linux counts in hundredths of a second; elsewhere, a thread that only wakes is seen, too.
+        allowed = 0 if fork_server.linux.IS_HERE or self.since is None else 3 * (now - self.since)
+        if self.since is None or not 0 <= ticks - self.ticks <= allowed:
+            self.since, self.ticks = now, ticks
+        return now - self.since
+
+
+def under_way(ranks, job, inputs, attempt, clock):
+    """Start the ranks, and wait until all have answered or ended. Says why it stopped."""
     ends = [end for rank in ranks for end in rank.theirs]
     # Where something is forbidden must be imported to take it away: torch.distributed.fsdp, half a second a
     # rank.
     imports = sorted({name.rpartition(".")[0] for name in job["forbidden"]})
-    pids = box.ask(do="start", ranks=len(ranks), imports=imports, ends=ends)
-    for end in ends:
-        os.close(end)
-    # In a sandbox, processes have other numbers than here.
-    numbers = {}
-    for pid in zygote.children(box.process.pid):
-        inner = read(f"/proc/{pid}/status").partition("NSpid:")[2].split("\n")[0].split()
-        numbers |= {int(inner[-1]): pid} if inner else {}
-    for rank, mine, pid in zip(ranks, inputs, pids, strict=True):
-        rank.pid = numbers.get(pid, pid)
+    try:
+        SERVER.ask("start", ends, ranks=len(ranks), imports=imports)
+    finally:
+        for end in ends:
+            os.close(end)
+    for rank, mine in zip(ranks, inputs, strict=True):
         with contextlib.suppress(BrokenPipeError):
-            data = zygote.pack(job | {"inputs": mine}) + b"\n"
+            data = fork_server.pack(job | {"inputs": mine}) + b"\n"
             while data:
                 data = data[os.write(rank.given, data) :]
-    began = time.monotonic()
-    why = watch(box, ranks, began + job["seconds"])
+    why = watch(ranks, attempt, clock)
     if why in ("stuck", "timeout"):
         ask_where([rank for rank in ranks if not rank.has_answer and rank.is_ready])
-    return why, time.monotonic() - began
+    return why
 
 
-def watch(box, ranks, deadline):
+def watch(ranks, attempt, clock):
     """Take what the ranks send until all have answered or ended. Says why it stopped."""
-    began, has_begun, still_since, lives, looked = time.monotonic(), False, None, None, 0
+    has_begun, stillness, looked, pause = False, Stillness(), clock.began, 0.05
     with selectors.DefaultSelector() as choose:
         for rank in ranks:
             for name, descriptor in rank.pipes.items():
                 choose.register(descriptor, selectors.EVENT_READ, (rank, name))
         while True:
             ready = choose.select(0.05)
-            now = time.monotonic()
             for key, _ in ready:
                 rank, name = key.data
-                if not rank.take(name, now - began):
+                if not rank.take(name, clock.passed()):
                     choose.unregister(key.fd)
                     if name == "answers" and not rank.has_answer:
-                        has_ended(box, ranks, rank, now - began)
+                        has_ended(ranks, rank, clock.passed())
             running = [rank for rank in ranks if not rank.has_answer and rank.ended is None]
             if not running:
                 return "done"
@@ -387,30 +340,65 @@ def watch(box, ranks, deadline):
                 for rank in ranks:
                     with contextlib.suppress(BrokenPipeError):
                         os.write(rank.given, b".")
-            if now > deadline:
-                return "timeout"
-            if now - looked > 0.05:
-                looked, pids = now, zygote.children(box.process.pid)
-                if sum(map(worker.memory_of, pids)) > MEMORY_OF_ALL:
-                    return "memory"
             if ready:
-                lives = None
+                stillness.ends()
+            if time.monotonic() - looked < pause:
                 continue
-            # Stuck: whoever still runs is inside a call that waits for others, and no thread of any has
-            # moved.
+            began = time.monotonic()
+            found = SERVER.ask("look")
+            looked = time.monotonic()
+            # Where there are many processes, a look takes long.
+            pause = max(0.05, 5 * (looked - began))
+            clock.look(delays_of(found))
+            if why := too_much(found, attempt.limits["cpu_seconds"]):
+                return why
+            if clock.used > attempt.seconds:
+                return "timeout"
+            if clock.passed() > TOO_BUSY * attempt.seconds:
+                return "busy"
+            if ready:
+                continue
             seen = all(rank.inside for rank in running)
-            now_lives = [rank.life(seen) for rank in running]
-            if None in now_lives or now_lives != lives:
-                still_since, lives = now, now_lives
-            elif now - still_since > (STILL if seen else STILL_UNSEEN):
+            lives = [found["lives"][rank.number] for rank in running]
+            if all(lives) and stillness.look(lives, seen) > busyness() * (STILL if seen else STILL_UNSEEN):
                 return "stuck"
 
 
-def has_ended(box, ranks, rank, when):
+def busyness():
+    """How many processes want each core. Only Linux says for how long a rank has waited for a core, so
+    elsewhere a run gets so many times as long."""
+    return 1.0 if fork_server.linux.IS_HERE else max(1.0, os.getloadavg()[0] / os.cpu_count())
+
+
+def delays_of(found):
+    """For how long each rank and its children have waited for a core."""
+    return [sum(one["delay"] for one in life) for life in found["lives"]]
+
+
+def too_much(found, cpu_seconds):
+    """What all processes of a run have used too much of together, if anything."""
+    if found["memory"] > MEMORY_OF_ALL:
+        return "memory"
+    ticks = 0
+    for life in found["lives"]:
+        ticks += sum(one["ticks"] for one in life)
+    if ticks / 100 > cpu_seconds * (len(found["lives"]) + 2):
+        return "cpu"
+    if SERVER.level == 3:  # below it, files and network are those of the whole machine
+        if found["files"] > FILES_OF_ALL:
+            return "files"
+        if found["sockets"] > SOCKETS_OF_ALL:
+            return "sockets"
+        if found["lying"] > LYING_OF_ALL:
+            return "lying"
+    return ""
+
+
+def has_ended(ranks, rank, when):
     """A pipe was closed: has its process ended, and how?"""
     rank.time, end = when, time.monotonic() + 1
     while rank.ended is None and time.monotonic() < end:
-        rank.ended = box.ask(do="codes")[ranks.index(rank)]
+        rank.ended = SERVER.ask("look")["codes"][ranks.index(rank)]
         time.sleep(0 if rank.ended is not None else 0.002)
     rank.ended = -99 if rank.ended is None else rank.ended  # a process may close its pipe and go on
 
@@ -419,8 +407,7 @@ def ask_where(ranks):
     """Have each rank write down where it is, and give it some time for that."""
     for rank in ranks:
         rank.stack = b""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(rank.pid, worker.WHERE)
+    SERVER.ask("where", ranks=[rank.number for rank in ranks])
     end = time.monotonic() + 0.3
     while time.monotonic() < end and not all(rank.stack.endswith(b"\n") for rank in ranks):
         time.sleep(0.01)
@@ -430,4 +417,4 @@ def ask_where(ranks):
 
 def wipe():
     """Remove what runs have left in me.disk."""
-    BOX.ask(do="wipe")
+    SERVER.ask("wipe")

@@ -21,7 +21,7 @@ class Result:
     title: str
     points: float
     score: float = 0
-    status: str = "not reached"  # or passed, failed, error, timeout, infrastructure
+    status: str = "not reached"  # or passed, failed, error, timeout, skipped, infrastructure
     tried: str = ""
     came: str = ""
     expected: str = ""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-Ranks = dict[int, dict[str, Any]]  # what the nursery says of each rank, by its number
+Ranks = dict[int, dict[str, Any]]  # what is seen of each rank, by its number
 Event = dict[str, Any]
 
 STACK = re.compile(r'^  File "(.+)", line (\d+) in ', re.M)  # as faulthandler writes it

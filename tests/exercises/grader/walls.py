@@ -20,10 +20,19 @@ MEANING = {
     2: "separate user id, resource limits, and cleanup of whatever is left",
     3: "bubblewrap: own file system, own processes, only the loopback network, no dangerous system calls",
 }
-TEMPORARY = 1 << 30  # bytes in /tmp at level 3, which are memory
+TEMPORARY = 1 << 30  # bytes in the home of the sandbox at level 3, which are memory
 SYSTEM = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
 # malloc asks there whether it may use large pages.
 LARGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
+
+
+def home() -> str:
+    """The only folder of the sandbox that can be written at level 3, where everything is removed after each
+    run: a folder of its own, in which nothing else lies, wherever this repository and Python are."""
+    name = "/home-of-the-sandbox"
+    while any(Path(place).is_relative_to(name) for place in (sys.prefix, sys.base_prefix, SANDBOX)):
+        name += "_"
+    return name
 
 
 @functools.cache
@@ -106,10 +115,10 @@ def call_filter() -> IO[bytes]:
 
 
 def bubblewrap(environment: dict[str, str], call_filter: int) -> list[str]:
-    """The command before the command: what the nursery and all below it can see and do. `call_filter` is the
-    descriptor of the filter of system calls, which the command has to get."""
+    """The command before the command: what the fork server and all below it can see and do. `call_filter` is
+    the descriptor of the filter of system calls, which the command has to get."""
     words = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
-    # As process 1, the nursery lives on where whatever a run has left is ended with kill -1.
+    # As process 1, the fork server lives on where whatever a run has left is ended with kill -1.
     words += ["--as-pid-1", "--new-session", "--clearenv", "--hostname", "rungs"]
     words += ["--seccomp", str(call_filter)]
     if os.getuid() == 0:
@@ -119,19 +128,19 @@ def bubblewrap(environment: dict[str, str], call_filter: int) -> list[str]:
     else:
         words += ["--unshare-user", "--disable-userns"]
     words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
-    words += ["--size", str(TEMPORARY), "--perms", "1777", "--tmpfs", "/tmp"]
+    words += ["--size", str(TEMPORARY), "--perms", "0755", "--tmpfs", home()]
     shown = [Path(sys.prefix), Path(sys.base_prefix), SANDBOX]
     seen = [*shown, Path(LARGE_PAGES)]
-    for folder in sorted({above for place in seen for above in place.parents} - {Path("/"), Path("/tmp")}):
+    for folder in sorted({above for place in seen for above in place.parents} - {Path("/")}):
         words += ["--perms", "0755", "--dir", str(folder)]
     for place in (*SYSTEM, LARGE_PAGES):
         words += ["--ro-bind-try", place, place]
     for place in shown:
         words += ["--ro-bind", str(place), str(place)]
     for link, target in links_to_python([*shown, *map(Path, SYSTEM)]):
-        for folder in sorted(set(link.parents) - {Path("/"), Path("/tmp")}):
+        for folder in sorted(set(link.parents) - {Path("/")}):
             words += ["--perms", "0755", "--dir", str(folder)]
         words += ["--symlink", str(target), str(link)]
     for name, value in environment.items():
         words += ["--setenv", name, value]
-    return [*words, "--remount-ro", "/", "--chdir", "/tmp"]
+    return [*words, "--remount-ro", "/", "--chdir", home()]

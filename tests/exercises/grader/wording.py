@@ -24,20 +24,25 @@ def report(one: Exercise, results: list[Result], hints: int = 1, wanted: set[str
     some = len(asked) < len(one["check"])
     total = sum(result.points for result in asked) if some else points_of(one)
     earned = f"{number(sum(result.score for result in asked))} of {number(total)} points"
+    skipped = sum(result.points for result in asked if result.status == "skipped")
+    if skipped:
+        earned += f" ({number(skipped)} cannot be checked on this system)"
     of = f" of {so_many(len(asked), 'check')}" if some else ""
     lines = [f"{one['id']} {one['title']}: {earned}{of}", ""]
     for result in results:
-        if result.status not in ("passed", "not reached"):
+        if result.status not in ("passed", "not reached", "skipped"):
             lines += [*detail(result, hints), ""]
     return "\n".join(lines + [line(result) for result in results])
 
 
 def line(result: Result) -> str:
-    mark = {"passed": "ok  ", "not reached": "  - "}.get(result.status, "NOT ")
+    mark = {"passed": "ok  ", "not reached": "  - ", "skipped": "  - "}.get(result.status, "NOT ")
     points = f"{number(result.score):>4} of {number(result.points):<3}"
     status = "" if result.status in ("passed", "failed") else f" ({result.status})"
     if result.status == "not reached":  # nothing else in the report says which check comes first
         status = f" (not reached: {result.came})"
+    if result.status == "skipped":
+        status = f" (not checked: {result.came})"
     return f"  {mark} {result.id:7} {points} {result.title}{status}"
 
 

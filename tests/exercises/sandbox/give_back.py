@@ -3,10 +3,10 @@
 import contextlib
 import ctypes
 import gc
-import os
 import threading
 import time
-from pathlib import Path
+
+import linux
 
 
 def libc(name, *words):
@@ -23,13 +23,6 @@ def own_pages():
     libc("mallopt", -3, 1 << 17)
 
 
-def is_at_work(thread):
-    """Whether a thread has something to do, which it may not be doing if the machine is busy."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "R"
-    return False  # it has ended
-
-
 def free_memory():
     """Hand memory that is free back to the system, or it would be counted as used.
 
@@ -37,10 +30,11 @@ def free_memory():
     that, the thread needs Python's lock, which this one gives up while it sleeps, and then a core.
     """
     gc.collect()
-    threads = Path("/proc/self/task")  # Linux has it
     for _ in range(200):
         time.sleep(0.005)
-        names = os.listdir(threads) if threads.exists() else []
-        if not any(is_at_work(name) for name in names if int(name) != threading.get_native_id()):
+        if not linux.IS_HERE:
+            break
+        others = [thread for thread in linux.own_threads() if thread != threading.get_native_id()]
+        if not any(linux.is_at_work(thread) for thread in others):
             break
     libc("malloc_trim", 0)

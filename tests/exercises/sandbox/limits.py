@@ -11,7 +11,8 @@ import os
 import resource
 import struct
 import sys
-from pathlib import Path
+
+import linux
 
 NO_NEW_PRIVS, DUMPABLE, SUBREAPER, NO_LARGE_PAGES = 38, 4, 36, 41
 READ, ALL_OF_FIRST = 0b1101, (1 << 13) - 1
@@ -69,25 +70,6 @@ def limit(name, most):
         resource.setrlimit(kind, (soft, most))
 
 
-def address_space():
-    """Bytes of address space this process has now. torch alone reserves gigabytes that it never touches."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
-
-
-def threads_of(uid):
-    """Threads of a user on this machine: RLIMIT_NPROC counts them all."""
-    count = 0
-    for name in os.listdir("/proc") if sys.platform == "linux" else ():
-        if name.isdecimal():
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == uid:
-                    count += len(os.listdir(f"/proc/{name}/task"))
-    return count
-
-
 def give_up(limits, uid, writable):
     """Limits, another user id if there is one, and Landlock."""
     # Or the memory of a rank would be counted in steps of two megabytes.
@@ -98,15 +80,16 @@ def give_up(limits, uid, writable):
     limit("RLIMIT_NOFILE", 256)
     limit("RLIMIT_MSGQUEUE", 0)  # a POSIX queue outlives whoever made it, and the next run would find it
     if sys.platform == "linux":
-        limit("RLIMIT_AS", address_space() + limits["memory_bytes"])
+        limit("RLIMIT_AS", linux.address_space() + limits["memory_bytes"])
     if uid is not None:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-    # Counted for the whole user: on a laptop, with all that its owner runs.
-    limit("RLIMIT_NPROC", limits["processes"] + threads_of(os.getuid()))
     prctl(NO_NEW_PRIVS, 1)
     if sys.platform == "linux":
+        # Counted for the whole user: on a laptop, with all that its owner runs. Elsewhere nobody says how
+        # many these are, and a limit below them would refuse every process.
+        limit("RLIMIT_NPROC", limits["processes"] + linux.threads_of(os.getuid()))
         landlock(READABLE, writable)
         # Or the counters of this process could not be read from outside.
         prctl(DUMPABLE, 1)

@@ -18,12 +18,14 @@ import random
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from pathlib import Path
 
 import limits
-from zygote import pack, unpack
+import linux
+from fork_server import pack, unpack
 
 COLLECTIVES = """
     all_reduce broadcast reduce all_gather all_gather_into_tensor all_gather_single gather scatter
@@ -31,8 +33,7 @@ COLLECTIVES = """
     all_gather_object gather_object scatter_object_list broadcast_object_list send recv isend irecv
     batch_isend_irecv monitored_barrier
 """
-WHERE = getattr(signal, "SIGRTMIN", 0) + 5  # asks a rank where it is; macOS has no such signal
-CLEAR = "/proc/self/clear_refs"  # makes the peak of memory begin anew
+WHERE = signal.SIGUSR2  # asks a rank where it is
 MOST_CALLS = 3  # lines that are named above the one in which an exception was raised
 
 
@@ -44,22 +45,22 @@ class Me:
         self.folder = folder  # of this rank alone; nothing can be written there once all ranks are connected
         self.disk = disk  # of all ranks, kept between the runs of a test, if run() was given disk=True
         self.calls = []  # of torch.distributed, in order, and what note() has added
+        self.delays = {}  # seconds by which calls of these names begin later
         self.tell, self.references = tell, references
 
     def note(self, name, **more):
         """Add something to the calls, for example that backward has reached a layer."""
         self.calls.append({"event": name, **more})
 
+    # Only where grader.testing.needs_memory() has found that memory can be read.
     def memory(self):
-        return memory_of("self")
+        return linux.memory_of("self")
 
     def restart_peak(self):
         os.write(self.references, b"5")
 
     def peak(self):
-        """The most that this process has ever used since restart_peak(), with files that it has mapped."""
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+        return linux.peak()
 
     def sent(self, since=0, to=None):
         """Bytes that this rank has sent, from this place in its calls on, if each call takes the shortest
@@ -82,15 +83,6 @@ class Me:
             size = call["bytes"] if phase == "begin" else call["inner"] * ("object" in name)
             total += size * share * (2 * rest if name == "all_reduce" else rest)
         return total
-
-
-def memory_of(pid):
-    """Bytes of a process, shared ones included: data could be put there so as not to count."""
-    found = 0
-    with contextlib.suppress(OSError):  # it has ended
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            found += int(line.split()[1]) << 10 if line.startswith(("RssAnon:", "RssShmem:")) else 0
-    return found
 
 
 def load(name, text):
@@ -234,6 +226,7 @@ def watch(me, files):
             more["parts"] = parts_of(name, words, named, me.world_size)
             more["bytes"] = max([0, *(size_of(value, "bytes") for value in given)])
             size = max([0, *map(size_of, given)])
+            time.sleep(me.delays.get(name, 0))
             tell("begin", size=size, asynchronous=bool(named.get("async_op")), **more)
             try:
                 result = call(*words, **named)
@@ -357,9 +350,9 @@ def live(number, order, home, ends):
         job = unpack(from_grader.readline())
         files = job["files"]
         os.chdir(folder)
-        # Opened now, because Landlock will refuse it. Without this, only root could: the zygote has taken it.
+        # Opened now, because Landlock will refuse it. Without this, only root could.
         limits.prctl(limits.DUMPABLE, 1)
-        references = os.open(CLEAR, os.O_WRONLY) if os.path.exists(CLEAR) else None
+        references = os.open(linux.CLEAR, os.O_WRONLY) if linux.IS_HERE else None
         limits.give_up(job["limits"], order["uid"], {f"{home}/run", f"{home}/disk", "/dev/null"})
         torch.set_num_threads(1)
         own = random.Random(os.urandom(8))  # from this, nobody can tell what the grader draws
@@ -369,8 +362,7 @@ def live(number, order, home, ends):
             sys.modules["numpy"].random.seed(own.getrandbits(32))
         take_away(job["forbidden"])
         faulthandler.register(signal.SIGXCPU, all_threads=False, chain=True)
-        if sys.platform == "linux":
-            faulthandler.register(WHERE, file=stack, all_threads=False)
+        faulthandler.register(WHERE, file=stack, all_threads=False)
         # What was printed is all that is left of a process whose time is up.
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

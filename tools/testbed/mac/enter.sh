@@ -15,7 +15,7 @@ if [ -z "${RUNGS_MAC:-}" ]; then
     [ "$(id -u)" = 0 ] || user="--user --map-root-user"
     trap : INT  # the command hears it, and ends as it would
     status=0
-    RUNGS_MAC=$place RUNGS_MAC_ROOT=$root unshare $user --mount --uts --net --ipc --pid --fork --kill-child \
+    RUNGS_MAC=$place unshare $user --mount --uts --net --ipc --pid --fork --kill-child \
         sh "$here/enter.sh" "$PYTHON" "$@" || status=$?
     exit $status
 fi
@@ -33,8 +33,9 @@ mount --bind "$place/nsswitch.conf" /etc/nsswitch.conf
 
 packages=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 mount -t overlay overlay -o "lowerdir=$packages,upperdir=$place/upper,workdir=$place/work" "$packages"
-printf 'import os; "RUNGS_MAC" in os.environ and exec(compile(open("%s").read(), "%s", "exec"), {"__name__": "lacks"})\n' \
-    "$here/lacks.py" "$here/lacks.py" >"$packages/aaa_lacks_of_a_mac.pth"
+# With what it needs written into it, since some processes get an environment of their own.
+printf 'import sys; exec(compile(open("%s").read(), "%s", "exec"), {"__name__": "lacks", "PLACE": "%s", "RUNGS": "%s/"})\n' \
+    "$here/lacks.py" "$here/lacks.py" "$place" "$root" >"$packages/aaa_lacks_of_a_mac.pth"
 
 # The programs of macOS are BSD's: what Linux alone has is not there.
 linux="bwrap capsh chrt docker dpkg apt apt-get fallocate flock free getent gdb ip ionice ldd losetup lscpu lsns nproc"
@@ -60,4 +61,7 @@ export TMPDIR PATH="$place/bin"
 cp /proc/cpuinfo "$place/empty"  # the C++ library by which torch looks at the processor wants it
 mount --bind "$place/empty" /proc
 cd "${RUNGS_MAC_FOLDER:-$PWD}"
-exec "$@"
+trap : INT
+status=0
+"$@" || status=$?  # not as the first process of the namespace, which signals do not end
+exit $status

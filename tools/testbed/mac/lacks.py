@@ -9,7 +9,8 @@ import os
 import sys
 import types
 
-PLACE, RUNGS = os.environ["RUNGS_MAC"], os.environ["RUNGS_MAC_ROOT"] + os.sep
+PLACE = globals()["PLACE"]  # the folder of the surroundings: enter.sh gives both
+RUNGS = globals()["RUNGS"]  # where the files of Rungs are
 LONGEST_SOCKET = 103  # characters of a path; Linux takes 107
 
 

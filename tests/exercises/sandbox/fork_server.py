@@ -1,6 +1,7 @@
-"""Runs in the sandbox: has imported torch, and forks the ranks of each run. It never runs a student's code.
+"""The fork server: runs in the sandbox, has imported torch, and forks the ranks of each run. It never runs a
+student's code.
 
-The grader (grader/ranks.py) talks to it through a socket, and to each rank through pipes of the rank's own,
+The grader (grader/server.py) talks to it through a socket, and to each rank through pipes of the rank's own,
 so no rank can read what another one was given. A rank answers with lines of JSON: its calls of
 torch.distributed as they happen, and at the end its result. A tensor in them is its dtype, shape and bytes.
 Nothing is unpickled.
@@ -13,6 +14,7 @@ import importlib
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -21,7 +23,13 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import limits
+import linux
+from channel import Channel
 
 FORK = sys.platform == "linux" and "RUNGS_SPAWN" not in os.environ
 DTYPES = ["float64", "float32", "float16", "bfloat16", "complex64"]
@@ -125,25 +133,86 @@ def start(number, order, home, ends):
     return pid
 
 
-def children(pid):
+def below(pid):
     """The children of a process, and theirs."""
-    found = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return [*found, *(one for child in found for one in children(child))]
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:  # it has ended
+        return []
 
 
 def end(pids, codes):
     """End the ranks and everything that they have started."""
     for _ in range(500):
-        for pid in [-1] if os.getpid() == 1 else [*pids, *children(os.getpid())]:
+        todo = [-1]  # all that there is in the sandbox
+        if os.getpid() != 1:
+            todo = [*pids, *(process.pid for process in below(os.getpid()))]
+        for pid in todo:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if not reap(codes):
             return
         time.sleep(0.002)
+
+
+def life_of(process):
+    """What linux.life() says, as well as psutil can say it elsewhere."""
+    if linux.IS_HERE:
+        return linux.life(process.pid)
+    try:
+        times = process.cpu_times()
+        waits = process.status() != psutil.STATUS_DISK_SLEEP
+    except psutil.Error:
+        return None
+    ticks = 100 * (times.user + times.system)
+    return {
+        "ticks": ticks,
+        "gloo_ticks": 0,
+        "waits": waits,
+        "gloo_waits": True,
+        "delay": 0.0,
+        "sleeps": False,
+    }
+
+
+def memory_of(process):
+    if linux.IS_HERE:
+        return linux.memory_of(process.pid)
+    try:
+        return process.memory_info().rss
+    except psutil.Error:
+        return 0
+
+
+def look(pids, codes, home):
+    """What there is to see of a run: how ranks have ended, what each does with all that it has started, and
+    what all processes have taken together."""
+    reap(codes)
+    parents = {}
+    everything = below(os.getpid())
+    for process in everything:
+        with contextlib.suppress(psutil.Error):
+            parents[process.pid] = process.ppid()
+    lives = {pid: [] for pid in pids}
+    for process in everything:
+        pid = process.pid
+        while pid in parents and pid not in lives:
+            pid = parents[pid]
+        life = life_of(process) if pid in lives else None
+        if life is not None:
+            lives[pid].append(life)
+    count, lying = linux.sockets()
+    disk = os.statvfs(home)
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "codes": [codes.get(pid) for pid in pids],
+        "lives": [lives[pid] for pid in pids],
+        "memory": sum(map(memory_of, everything)),
+        "files": disk.f_files - disk.f_ffree,
+        "sockets": count,
+        "lying": lying,
+        "ended": own.ru_utime + own.ru_stime,
+    }
 
 
 def reap(codes):
@@ -170,47 +239,75 @@ def remove(path):
         path.unlink(missing_ok=True)
 
 
-def serve(channel, home, uid):
-    import limits
+class Server:
+    """The ranks of one run, and what becomes of them."""
 
+    def __init__(self, home, uid):
+        self.home, self.uid = Path(home), uid
+        self.pids, self.codes = [], {}
+
+    def start(self, order, descriptors):
+        """A rank for each share of the descriptors. Returns their process ids, as they are in here."""
+        count = order["ranks"]
+        folders = [self.home / "run", self.home / "disk"]
+        folders += [self.home / "run" / str(number) for number in range(count)]
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+            if self.uid is not None:
+                os.chown(folder, self.uid, self.uid)
+        for name in order["imports"]:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        each = len(descriptors) // count
+        for number in range(count):
+            own = descriptors[each * number : each * (number + 1)]
+            self.pids.append(start(number, order | {"uid": self.uid}, str(self.home), own))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return self.pids
+
+    def look(self, order, descriptors):
+        return look(self.pids, self.codes, self.home)
+
+    def where(self, order, descriptors):
+        """Have these ranks write down where they are."""
+        for number in order["ranks"]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pids[number], signal.SIGUSR2)
+
+    def end(self, order, descriptors):
+        """End the run. Files in `disk` are kept for the next one."""
+        end(self.pids, self.codes)
+        self.pids, self.codes = [], {}
+        for path in self.home.iterdir():
+            if path.name != "disk":
+                remove(path)
+
+    def wipe(self, order, descriptors):
+        """End the run, and keep nothing."""
+        self.end(order, descriptors)
+        remove(self.home / "disk")
+
+
+def serve(own, home, uid):
+    if any(Path(home).iterdir()):
+        sys.exit(f"error: {home}, the home of the sandbox, is not empty")
     limits.prctl(limits.SUBREAPER, 1)
     limits.prctl(limits.DUMPABLE, 0)  # no rank may look into this process
     if FORK:
         warm()
-    channel.send(b"{}")
-    pids, codes = [], {}
+    channel = Channel(own)
+    channel.send({"number": "ready"})
+    server = Server(home, uid)
     while True:
-        message, ends, *_ = socket.recv_fds(channel, 1 << 16, 250)
-        if not message:  # the grader has ended, perhaps in the middle of a run
-            end(pids, codes)
+        try:
+            order, descriptors = channel.receive()
+        except EOFError:  # the grader has ended, perhaps in the middle of a run
+            end(server.pids, server.codes)
             os._exit(0)
-        order = json.loads(message)
-        if order["do"] == "start":
-            run, disk, answer = Path(home, "run"), Path(home, "disk"), []
-            for folder in (run, disk, *(run / str(number) for number in range(order["ranks"]))):
-                folder.mkdir(exist_ok=True)
-                if uid is not None:
-                    os.chown(folder, uid, uid)
-            for name in order["imports"]:
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(name)
-            each = len(ends) // order["ranks"]
-            for number in range(order["ranks"]):
-                own = ends[each * number : each * (number + 1)]
-                answer.append(start(number, order | {"uid": uid}, home, own))
-            pids += answer
-            for descriptor in ends:
-                os.close(descriptor)
-        elif order["do"] == "codes":
-            reap(codes)
-            answer = [codes.get(pid) for pid in pids]
-        else:
-            end(pids, codes)
-            pids, codes, answer = [], {}, True
-            for path in Path(home).iterdir():
-                if path.name != "disk" or order["do"] == "wipe":
-                    remove(path)
-        channel.send(json.dumps(answer).encode())
+        answer = getattr(server, order["do"])(order, descriptors)
+        # With the number of the question: an answer that came late would else be taken for another one's.
+        channel.send({"number": order["number"], "answer": answer})
 
 
 if __name__ == "__main__":
