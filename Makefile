@@ -26,11 +26,7 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requir
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-<<<<<<< HEAD
-run: setup ## run lessons 01 to 06 (LESSONS=all: to 18) and compare their curves: a table and out/run/ladder.svg
-=======
 run: setup ## run lessons 01 to 06 (LESSONS=all: all lessons) and compare their curves: a table and out/run/ladder.svg
->>>>>>> main
 	@$(PYTHON) -m tools.run --out $(OUT)/run --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run the quick tests in about 8 minutes; the last lines say what was skipped

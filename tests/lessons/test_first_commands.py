@@ -15,12 +15,6 @@ from tests.helpers.weights import copy_lessons
 from tools import lessons
 from tools.lessons import ROOT
 
-<<<<<<< HEAD
-# What a finished run leaves would keep these from training again, so they have to say what to do.
-LEAVE_A_SNAPSHOT = ("05", "06", "06a", "06b", "08", "09", "13", "15", "16", "17", "18")
-
-=======
->>>>>>> main
 
 def commands_of(path):
     """The commands of a page, as its reader would copy them."""

@@ -14,20 +14,6 @@ from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons
 from tools.testbed import pretending
 
-<<<<<<< HEAD
-# They wait as long as PyTorch does. Lesson 06b says what that can cost, and has --time-limit.
-PATIENT = (
-    "04_ddp_torchrun",
-    "05_snapshots",
-    "06_multinode",
-    "06a_any_step",
-    "07_mixed_precision",
-    "18_language_model",
-)
-# One of their groups waits half an hour: for a snapshot, which may be written to a slow disk.
-SAVING = ("06b_preemption", "08_real_training", "18_language_model")
-=======
->>>>>>> main
 TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchrun", "two agents")]
 
 
