@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n auto --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all tools newest debian check lab notebooks starters gradescope students selftest chaos diffs carry pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-all tools newest debian check lab notebooks starters gradescope students selftest sweep chaos diffs carry pictures bench scaling gpu site site-serve format
 
 help: # the targets, in groups
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
@@ -87,6 +87,9 @@ debian: ## run README's commands in a bare Debian, before a release: SUITE=trixi
 
 notebooks: setup ## execute the notebooks and store their output (ARGUMENTS=03_ddp_spawn for one)
 	@$(PYTHON) -m tools.notebooks $(ARGUMENTS)
+
+sweep: setup ## look for seeds with which a check of an exercise refuses a right answer: EX=03, SEEDS=2000
+	@$(PYTHON) tests/exercises/sweep.py $(EX) --seeds $(or $(SEEDS),20) $(ARGUMENTS)
 
 starters: setup ## write the starters in lessons/exercises from the solutions
 	@$(PYTHON) tests/exercises/starters.py

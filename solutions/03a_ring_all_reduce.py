@@ -25,8 +25,7 @@ torch.distributed, use only functions that communicate with a single process (se
 batch_isend_irecv). The collectives, such as all_reduce, are blocked, and your own functions cannot have the
 names of collectives.
 
-The grader counts from outside how many bytes and messages each process sends to every other process. The
-grader allows for the bytes that the network adds to each message.
+The checks count how many messages and bytes each process sends to every other process.
 
     03a.1 (2 points)  cut a tensor into chunks
     03a.2 (3 points)  send to the right and receive from the left

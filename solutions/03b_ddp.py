@@ -67,8 +67,8 @@ All ranks must make the same calls in the same order: bucket 1 is sent before bu
 a rank where bucket 2 is full first. A bucket that never becomes full is sent by `finish()`.
 
 In each step, call `all_reduce` once per bucket, and at most once more to find out which gradients are
-missing. Apart from the broadcasts of buffers, call nothing else of `torch.distributed`. The grader counts
-from outside what your process sends.
+missing. Apart from the broadcasts of buffers, call nothing else of `torch.distributed`. The checks count
+these calls and their bytes.
 
 Part 5, accumulation. Forward and backward passes inside `with model.no_sync():` send nothing at all: no
 gradients and, even in training mode, no buffers. These `no_sync` blocks may be nested, and an exception may

@@ -47,8 +47,8 @@ all-to-all followed by a sum also works.)
 
 What travels. For weights of P bytes, each of the N processes sends (N - 1) / N * P bytes of weights in the
 forward pass, and as many again in the backward pass. The backward pass also sends the gradients once. (gloo
-implements reduce-scatter as an all-reduce, so it sends the gradients twice. NCCL does not.) The grader
-measures from outside what your process sends and holds.
+implements reduce-scatter as an all-reduce, so it sends the gradients twice. NCCL does not.) The checks
+count the bytes of your calls, and ask the kernel how much memory your process holds.
 
 Mixed precision. With `Unit(module, torch.bfloat16)`, the weights travel in bfloat16 and the module computes
 in bfloat16, which halves the bytes of the weights. bfloat16 has 8 binary digits: 1 + 0.001 is rounded to 1,

@@ -153,8 +153,8 @@ def run(schedule, module, inputs, targets, loss_function, shape):
 
     Two neighbors exchange one message for each micro-batch in each direction: the output travels forward,
     and its gradient backward. Start each send before the next action receives or computes anything. Send
-    nothing else, and nothing to any other stage. The grader counts the messages from outside, during the
-    run and at its end.
+    nothing else, and nothing to any other stage. The checks count the messages, during the run and at
+    its end.
 
     `dist.send` waits until the other side receives. Under 1F1B, one stage sometimes sends an output while its
     neighbor sends a gradient, and with `dist.send` both would wait forever. So start a send with

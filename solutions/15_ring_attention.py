@@ -43,8 +43,8 @@ gradient of the output. Then:
     gradient of the score:   weights * (gradient @ value.mT - (gradient * output).sum(-1, keepdim=True))
 
 The process group already exists. All ranks call the same functions, with shards of the same size. The grader
-removes PyTorch's own context parallelism; you may use everything else. The grader measures from outside how
-many bytes each process sends to every other process, and how much memory it holds at most.
+removes PyTorch's own context parallelism; you may use everything else. The checks count
+how many bytes each process sends to every other process, and ask the kernel how much memory it holds at most.
 
     15.1 (2 points)  which positions a rank has in zigzag order, and which halves meet
     15.2 (4 points)  attention over some of the keys

@@ -10,6 +10,7 @@ import platform
 import pty
 import random
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -687,6 +688,30 @@ def test_the_solution_gets_all_points_and_the_starter_none(exercise, capfd):
             with capfd.disabled():
                 is_right, line = mutants.verdict(case, 0)
             assert is_right, line
+
+
+@pytest.mark.long("01")
+@pytest.mark.night
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_no_check_refuses_a_right_answer_with_any_of_20_seeds(exercise):
+    """`make sweep SEEDS=2000` tries more before a release."""
+    status, said = call([sys.executable, HERE / "sweep.py", exercise, "--seeds", "20", "--real", "5"])
+    assert status == 0 and said.count(" 0 of ") == 2, said
+
+
+@pytest.mark.long
+def test_a_sweep_finds_a_seed_with_which_a_check_is_wrong(tmp_path):
+    """In a copy of the exercises, where a check refuses what is right for one seed of ten or so."""
+    for name in ("tests/exercises", "solutions", "lessons/exercises"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / "tests/exercises/01_accumulate/test_01.py"
+    text = path.read_text()
+    right = "    right_state(came, right)\n    mode_kept(came)\n"
+    assert text.count(right) == 1
+    path.write_text(text.replace(right, f"    require(came['loss'] % 1 < 0.9, 'too large')\n{right}"))
+    words = [sys.executable, tmp_path / "tests/exercises/sweep.py", "01", "--seeds", "20"]
+    status, said = call(words, tmp_path)
+    assert status == 1 and re.search(r"test_01.py::test_1a_\S+ --seed \d+: Verdict: too large", said), said
 
 
 @pytest.mark.night

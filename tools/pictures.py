@@ -9,7 +9,7 @@ from pathlib import Path
 import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
-from tools import hero, ink, launcher, links, notebooks, speeds
+from tools import hero, ink, launcher, links, notebooks, speeds, splits
 from tools.makers.bench import rows
 
 plt = ink.pyplot()
@@ -86,5 +86,6 @@ if __name__ == "__main__":
     ring(FOLDER / "ring.svg")
     links.draw(FOLDER / "links.svg")
     speeds.draw(FOLDER / "gpt_step.svg")
+    splits.draw(FOLDER / "splits.svg")
     kinks()
     ladder()

@@ -8,7 +8,7 @@ from grader.exercises import manifest
 from grader.settings import HERE, ROOT
 
 RECIPES = HERE / "recipes"
-LEFT_OUT = ("bundle", "mutants", "starters", "watch")
+LEFT_OUT = ("bundle", "mutants", "starters", "sweep", "watch")
 
 
 def contents():

@@ -203,7 +203,9 @@ def test_a_snapshot_is_on_the_disk_before_it_takes_its_name(alone, monkeypatch):
     path, on_disk, fsync = alone.path_of(3, 1), [], os.fsync
 
     def note(number):
-        on_disk.append(Path(f"/proc/self/fd/{number}").read_bytes())
+        (written,) = path.parent.glob("*.temporary")
+        assert os.path.samestat(os.fstat(number), written.stat())
+        on_disk.append(written.read_bytes())
         assert not path.exists()
         fsync(number)
 

@@ -29,7 +29,7 @@ found = {
     "stream": error_of(socket.socketpair) or "",
     "name": error_of(socket.gethostbyname, socket.gethostname()) is not None,
     "interfaces": [name for _, name in socket.if_nameindex()],
-    "proc": os.path.exists("/proc/self"),
+    "proc": os.path.exists("/proc/self/status"),
     "temporary": len(tempfile.gettempdir()),
     "programs": [shutil.which(name) for name in ("timeout", "getent", "unshare", "setsid", "bwrap")],
     "sed": os.system("echo a | sed -i s/a/b/ 2>/dev/null") != 0,

@@ -22,7 +22,8 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn  # before init_process_group, or gloo may abort the process at exit
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
@@ -230,6 +231,80 @@ def mixed_dtensor():
     nn.functional.linear(torch.ones(1, 2), model.weight)
 
 
+class LanguageModel(nn.Module):
+    """Its block is sharded on its own, and its embedding with the whole model."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.block = nn.Embedding(4, 2), linear()
+        for module in (self.block, self):
+            fully_shard(module, mesh=dist.init_device_mesh("cpu", (WORLD,)))
+
+    def forward(self, tokens):
+        return self.block(self.embed(tokens))
+
+    def generate(self, tokens):
+        return self.forward(tokens)
+
+
+def other_method():
+    group()
+    LanguageModel().generate(torch.tensor([1, 2]))
+
+
+def part_of_the_model():
+    group()
+    LanguageModel().embed(torch.tensor([1, 2]))
+
+
+def block_before_the_model():
+    group()
+    model = LanguageModel()
+    model.block(torch.ones(1, 2))
+    model(torch.tensor([1, 2]))
+
+
+def plain_tensor():
+    group()
+    mesh = dist.init_device_mesh("cpu", (WORLD,))
+    dist.tensor.distribute_tensor(torch.ones(2, 2), mesh) + torch.ones(2, 2)
+
+
+def frozen_and_trained():
+    group()
+    model = nn.Sequential(linear().requires_grad_(False), linear())
+    FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+def all_heads():
+    group()
+    heads, head_size = 4, 2
+    layer = nn.Linear(8, heads * head_size)
+    parallelize_module(layer, dist.init_device_mesh("cpu", (WORLD,)), ColwiseParallel())
+    layer(torch.ones(1, 3, 8)).view(1, 3, heads, head_size)
+
+
+def step_before_backward():
+    model = ddp(nn.Sequential(linear(), linear()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    early = model(torch.ones(1, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    early.sum().backward()
+
+
+def rows_of_each():
+    group()
+    rows = [torch.zeros(2), torch.zeros(3)]
+    dist.all_gather(rows, torch.ones(2 + RANK))
+
+
+def many_lengths():
+    double = torch.compile(lambda values: 2 * values, backend="eager", dynamic=False)
+    for length in range(1, 12):
+        double(torch.ones(length))
+
+
 def no_inf_checks():
     group()
     model, scaler = linear(), torch.amp.GradScaler("cpu")
@@ -333,6 +408,7 @@ def tied(and_parent):
 CASES = {
     "also_shards_the_parent": lambda: tied(and_parent=True),
     "attribute_of_the_model": lambda: ddp(nn.Sequential(linear())).fc,
+    "breakpoint_without_terminal": lambda: breakpoint(),
     "child_exits": lambda: child(lambda: sys.exit(1)),
     "child_raises": lambda: child(raises),
     "client_missing": lambda: store(is_master=True),

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools import lessons, links, pictures, speeds
+from tools import lessons, links, pictures, speeds, splits
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = sorted(pictures.FOLDER.glob("*.svg"))
@@ -44,10 +44,25 @@ def test_the_picture_of_a_gpts_step_has_all_of_the_step_and_its_words_say_what_i
     assert said[6:9] == [adam[0], adam[-1], 16] and said[9:] == [min(rest), max(rest)]
 
 
+@pytest.mark.parametrize("way", splits.WAYS, ids=lambda way: way.name)
+def test_the_two_processes_of_a_split_hold_all_weights_and_all_texts(way):
+    """What is split is held once, and the rest twice."""
+    if way.name != "experts":  # their boxes have gaps
+        for layer in range(splits.LAYERS):
+            held = [splits.held_weights(way, rank)[layer] for rank in (0, 1)]
+            areas = [sum((e - b) * (h - w) for (b, e), (w, h) in parts) for parts in held]
+            assert sum(areas) == (2 if way.name in ("data", "context") else 1)
+    shares = [splits.held_data(way, rank) for rank in (0, 1)]
+    for text in range(splits.TEXTS):
+        parts = [share[text] for share in shares if share[text] is not None]
+        assert sum(end - begin for begin, end in parts) == (2 if way.name in ("pipeline", "tensor") else 1)
+
+
 def test_the_same_is_drawn_again(tmp_path):
     pictures.hero.draw(tmp_path / "hero.svg")
     pictures.ring(tmp_path / "ring.svg")
     links.draw(tmp_path / "links.svg")
     speeds.draw(tmp_path / "gpt_step.svg")
+    splits.draw(tmp_path / "splits.svg")
     for path in tmp_path.iterdir():
         assert path.read_text() == (pictures.FOLDER / path.name).read_text(), "make pictures"

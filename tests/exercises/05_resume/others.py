@@ -26,8 +26,8 @@ def by_hand():
         except FileNotFoundError:
             return 1
         optimizer = parts["optimizer"]
-        for name, state in more.items():
-            parts[name].load_state_dict(state)
+        for name in {*parts} - {"optimizer", "scheduler"}:
+            parts[name].load_state_dict(more[name])
         for parameter, one in zip(parts["model"].parameters(), memory, strict=True):
             optimizer.state[parameter]["momentum_buffer"] = one
         optimizer.param_groups[0]["lr"] = rate

@@ -25,7 +25,7 @@ from optimizers import Optimizer
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-SNAPSHOT = "run.v1.snapshot"
+SNAPSHOT, OTHER_RUN = "run.v1.snapshot", "run.v2.snapshot"
 # Files of other runs, with names that a temporary file might have.
 OTHERS = ["temporary", "tmp", "unfinished", "snapshot.tmp", "later.tmp", "later.temporary", "notes.txt"]
 OTHERS += ["run.tmp", "run.temporary", "run"]
@@ -52,6 +52,14 @@ class Model(nn.Module):
         if self.calls == self.die_in:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.second(torch.tanh(self.first(images)) * self.scale)
+
+
+class Renamed(nn.Module):
+    """The same layers, with other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.below, self.above = nn.Linear(6, 8), nn.Linear(8, 3)
 
 
 class Counter:
@@ -96,9 +104,9 @@ def facts(parts):
     return {"weights": weights, "rate": rate, "steps": steps}
 
 
-def path_of(me, disk):
+def path_of(me, disk, name=SNAPSHOT):
     (me.disk / disk).mkdir(exist_ok=True)
-    return me.disk / disk / SNAPSHOT
+    return me.disk / disk / name
 
 
 def save(student, me, given):
@@ -116,7 +124,7 @@ def save_and_die(student, me, given):
     student.save(path_of(me, f"to-import-all-{me.rank}"), parts, 1, 0)
     if given["copy"]:
         shutil.copytree(me.disk / given["copy"], me.disk / given["disk"])
-    snapshot = path_of(me, given["disk"])
+    snapshot = path_of(me, given["disk"], given.get("name", SNAPSHOT))
     events = file_events(given.get("at"), given.get("largest"))
     student.save(snapshot, parts, len(given["history"]), 0)
     return [*events]
@@ -147,19 +155,22 @@ def put_back(student, me, given):
 
 
 def load_useless(student, me, given):
-    """What load does with a snapshot that is cut short or empty, and with one of another model."""
+    """What load does with a snapshot that is cut short or empty, with one of another model, and with one that
+    lacks a part."""
     snapshot, found = path_of(me, "useless"), {}
     student.save(snapshot, trained(given), len(given["history"]), 0)
     whole = snapshot.read_bytes()
     cases = {
-        "is cut short": (whole[:-200], Model(given["state"])),
-        "is an empty file": (b"", Model(given["state"])),
-        "is of another model": (whole, nn.Linear(6, 3)),
+        "is cut short": (whole[:-200], parts_of(Model(given["state"]))),
+        "is an empty file": (b"", parts_of(Model(given["state"]))),
+        "is of another model": (whole, parts_of(nn.Linear(6, 3))),
+        "is of a model with other layers": (whole, parts_of(Renamed())),
+        "lacks one of the parts": (whole, parts_of(Model(given["state"])) | {"sampler": Counter()}),
     }
-    for words, (content, model) in cases.items():
+    for words, (content, parts) in cases.items():
         snapshot.write_bytes(content)
         try:
-            found[words] = f"returns {student.load(snapshot, parts_of(model))!r}"
+            found[words] = f"returns {student.load(snapshot, parts)!r}"
         except Exception:
             found[words] = "raises"
     return found
@@ -318,12 +329,26 @@ def test_1b_a_kill_at_any_moment():
         require(not left, f"in the folder, there still is {listed(left)}", f"only {SNAPSHOT}")
 
 
+def temporary_files(events):
+    """What a save has written to before it was renamed."""
+    found = set()
+    for event in events:
+        words = event.split()
+        if words[0] == "renames" or words[-1] == "writing":
+            found.add(words[1])
+    return found
+
+
 def killed_at_each_moment(history, size):
     """Saves after epoch 2 over the snapshot of epoch 1, each killed, before a file event or while bytes are
     written. Returns the folders, with words for each."""
     given, words = until(history, 2, copy="before"), "a save after epoch 2, killed"
-    (events,) = run(save_and_die, [given | {"disk": "whole"}], group=False, disk=True)
+    other = given | {"disk": "other", "name": OTHER_RUN}
+    events, of_other = run(save_and_die, [given | {"disk": "whole"}, other], group=False, disk=True)
     require(events, "it was not killed, since it renamed no file", "a temporary file that is renamed")
+    both = temporary_files(events) & temporary_files(of_other)
+    wanted = "temporary files with different names, or two runs in one folder disturb each other"
+    require(not both, f"saves of {SNAPSHOT} and of {OTHER_RUN} both write to {listed(both)}", wanted)
     jobs = {f"{words} just before it {event}": {"at": at} for at, event in enumerate(events[:MOST_EVENTS], 1)}
     jobs[f"{words} after half of {size} bytes are written"] = {"largest": size // 2}
     tried(f"{words} when it opens, renames or removes a file, or while it writes")
@@ -361,7 +386,7 @@ def test_2b_no_snapshot_or_half_of_one():
 
 
 def test_2b_a_snapshot_that_is_of_no_use():
-    """The snapshot is cut short, or an empty file, or of another model"""
+    """The snapshot is cut short, or an empty file, or of another model, or lacks one of the parts"""
     for words, came in run(load_useless, [until(a_history(), 2)], disk=True)[0].items():
         wanted = "an error: otherwise, train would overwrite the snapshot"
         require(came == "raises", f"if the snapshot {words}, load {came}", wanted)

@@ -442,6 +442,9 @@ def check_clip(world_size, cases):
         most = factor * norm_of(whole.values()) or 1.0
         for rank, one in enumerate(given):
             its = {name: own(name, value, rank, world_size) for name, value in whole.items()}
+            if kind == "empty":  # an empty shard without a gradient, as of a layer that this rank leaves out
+                for name, value in its.items():
+                    its[name] = None if value is None or not value.numel() else value
             one["cases"].append({"gradients": its, "largest": most, "kind": kind})
     ranks = run(clip, given)
     for rank, found in enumerate(ranks):
@@ -480,9 +483,10 @@ def test_5a_every_number_once():
     gradients in the second block; in call 3, only what is cut of the second block has gradients, so rank 3
     has no number to add; in call 4 the layers have other names, some of which begin with those of layers
     that are cut; in call 5 two ordinary layers share a weight; then all gradients are zero or None; in call
-    8 the head was frozen after backward"""
+    8 the head was frozen after backward; call 9 is as call 3, but no empty shard has a gradient"""
     cases = [(None, 3.0, ""), (NO_SECOND, 2.0, ""), (CUT_OF_SECOND, 2.0, ""), (None, 1.5, "renamed")]
     cases += [(None, 1.5, "shared"), (None, 1.5, "zeros"), ((), 1.5, ""), (None, 1.5, "frozen")]
+    cases += [(CUT_OF_SECOND, 2.0, "empty")]
     most = 256 * len(cases)
     for rank, came in enumerate(check_clip(4, cases)):
         words = f"rank {rank} sent {came['sent']} bytes in {len(cases)} calls of clip_gradients"

@@ -289,7 +289,9 @@ class Stillness:
                 ticks += one["ticks"] + (one["gloo_ticks"] if seen else one["gloo_ticks"] // 10)
         now = time.monotonic()
         # Linux counts in hundredths of a second; elsewhere, a thread that only wakes is seen, too.
-        allowed = 0 if fork_server.linux.IS_HERE or self.since is None else 3 * (now - self.since)
+        allowed = 0.0
+        if self.since is not None and not fork_server.linux.IS_HERE:
+            allowed = 3 * (now - self.since) / busyness()
         if self.since is None or not 0 <= ticks - self.ticks <= allowed:
             self.since, self.ticks = now, ticks
         return now - self.since

@@ -58,7 +58,10 @@ done
 TMPDIR=$place/folders/zz/zyxvpxvq6csfxvn_n0000000000000/T/4
 mkdir -p "$TMPDIR"
 export TMPDIR PATH="$place/bin"
-cp /proc/cpuinfo "$place/empty"  # the C++ library by which torch looks at the processor wants it
+# Two things remain: what torch's library for the processor reads, and what Linux's /dev/fd leads to.
+cp /proc/cpuinfo "$place/empty"
+mkdir "$place/empty/self"
+ln -s "$place/proc/self/fd" "$place/empty/self/fd"
 mount --bind "$place/empty" /proc
 cd "${RUNGS_MAC_FOLDER:-$PWD}"
 trap : INT
