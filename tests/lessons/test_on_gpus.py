@@ -22,7 +22,7 @@ EPOCHS = ("--epochs", 2)
 SHAPES = [(1, 2), (2, 2), (3, 4), (4, 4)]
 SHARED_BY_FOUR = ("04", "06", "06b", "09", "10", "11", "15", "16")
 # With batch norm, small sets and 32 bits, rounding decides how this one goes on: see tools/lessons.toml.
-ALWAYS = {"08_real_training": ("--double",)}
+ALWAYS = {"08_real_training": ("--double",), "18_language_model": ("--precision", "fp32")}
 # A machine with one GPU has it for all ranks of what asks for two.
 TWO = min(2, pretending.real() or 2)
 # Without these, NCCL and cuBLAS may add up in another order in the next run.
@@ -335,7 +335,7 @@ def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, compar
 
 # Of each step, for each lesson where there are any: those of 13 are loss_parallel's, those of 16 one for each
 # layer of experts. 08 has a test of its own.
-WAITS = {"13_gpt": 3, "16_experts": 2}
+WAITS = {"13_gpt": 3, "16_experts": 2, "18_language_model": 1}
 
 
 @needs_pretended
