@@ -301,6 +301,8 @@ def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(page):
     for lesson in lessons.LESSONS[1:]:
         page.press("ArrowRight")
         assert page.ask(CHOSEN) == [lesson.grown_from, lesson.stem]
+        if not lesson.notebooks:
+            continue  # no notebook explains its changes yet
         # Its lines come from a file of their own, when they are asked for.
         why = f"#widget .why a[href^='../notebooks/{lesson.stem}.html']"
         page.until(f"{every(why)}.length", lesson.stem)
