@@ -103,7 +103,8 @@ if __name__ == "__main__":
     arguments.precision = language_model.pick_precision(arguments.precision, device)
     workload.require_precision(arguments.precision, device)
     backend = dist.get_default_backend_for_device(device)  # GPUs use NCCL, CPUs use gloo
-    dist.init_process_group(backend, timeout=timedelta(minutes=10))  # rank 0 needs a while for the tokens
+    # All other ranks wait while rank 0 computes the tokens.
+    dist.init_process_group(backend, timeout=timedelta(minutes=10))
     stopped = train(rank, world_size, device, arguments)
     dist.destroy_process_group()
     workload.exit_with_status(stopped)

@@ -1,4 +1,4 @@
-"""Lesson 18's snapshots and report: how a run resumes, what it prints, and what it writes down."""
+"""Lesson 18's snapshots and report: how a run resumes, and what it prints and saves."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from parts.snapshot import Snapshots
 
 
 class Journal:
-    """Saves the state of a run with lesson 06b's snapshots, and reports how far the run is."""
+    """Saves the run's state with lesson 06b's snapshots, and reports how far the run is."""
 
     def __init__(self, arguments, text, model, optimizer, scheduler, scaler, guard):
         self.arguments, self.text, self.model, self.guard = arguments, text, model, guard
@@ -24,7 +24,7 @@ class Journal:
         self.peak = arguments.peak_tflops or language_model.find_peak()
 
     def resume(self, device):
-        """Return the number of steps that are done, and the sum of the losses since the last report."""
+        """Return how many steps are done, and the sum of the losses since the last report."""
         done, loss_sum = 0, torch.zeros((), dtype=torch.float64, device=device)
         state = self.snapshots.find_newest()
         if state is not None:
@@ -37,9 +37,13 @@ class Journal:
         return done, loss_sum
 
     def save_or_stop(self, step, loss_sum):
-        """Save a snapshot if one is due. Return whether the run was told to stop, after saving one."""
+        """Save a snapshot if one is due: every few steps, after the last, and before a stop.
+
+        Return whether the run was told to stop.
+        """
         stop = self.snapshots.agree_to_stop()
-        if stop or step % self.arguments.snapshot_every == 0:
+        is_due = step % self.arguments.snapshot_every == 0 or step == self.arguments.steps
+        if stop or is_due:
             require_finite(self.model)
             state = {name: part.state_dict() for name, part in self.parts.items()}
             state |= {"epoch": 0, "step": step, "loss_sums": self.snapshots.gather(loss_sum.item())}
@@ -55,9 +59,8 @@ class Journal:
         arguments = self.arguments
         parameters = sum(weight.numel() for weight in self.model.parameters())
         tokens = arguments.batch_size * arguments.length
-        print(
-            f"model of {parameters:,} parameters, {arguments.steps:,} steps of {tokens:,} tokens", flush=True
-        )
+        plan = f"{arguments.steps:,} steps of {tokens:,} tokens"
+        print(f"model of {parameters:,} parameters, {plan}", flush=True)
         if done:
             print(f"resumed after step {done}", flush=True)
         if done == arguments.steps:
@@ -75,8 +78,9 @@ class Journal:
             flops = speed * gpt.flops_per_token(self.model, arguments.length)
             line += f" | MFU {flops / arguments.world_size / self.peak / 1e12:.1%}"
         print(line, flush=True)
+        line_number = len(range(0, step, arguments.validate_every))
         values = {
-            "epoch": len(range(0, step, arguments.validate_every)),  # the number of this line
+            "epoch": line_number,
             "step": step,
             "loss": loss,
             "held_out": held_out_loss,

@@ -70,7 +70,10 @@ def check(arguments):
 
 
 def settings(arguments, text):
-    """What a snapshot must share with the run that resumes from it, besides the settings of all lessons."""
+    """What a snapshot must share with the run that resumes from it.
+
+    The settings of all lessons come on top of these.
+    """
     names = ("steps", "warm_up", "length", "heads", "clip_norm", "skip_above", "precision")
     values = {name: getattr(arguments, name) for name in names}
     return values | {"data": f"text {text.fingerprint} in {arguments.tokens} tokens"}
@@ -105,7 +108,10 @@ def build_model(arguments, device):
 
 
 def make_optimizer(model, arguments):
-    """AdamW. Weight decay pulls weights towards 0, so the norms' scales, which start at 1, have none."""
+    """AdamW. Weight decay pulls weights towards 0.
+
+    So the norms' scales, which start at 1, have none.
+    """
     matrices, vectors = [], []
     for weight in model.parameters():
         (matrices if weight.dim() > 1 else vectors).append(weight)
@@ -121,7 +127,7 @@ def make_scheduler(optimizer, arguments, steps_per_epoch):
 
 
 def warm_up_and_cosine(warm_up, steps, lowest=0.1):
-    """For LambdaLR: a linear warm-up, then half a cosine down to a tenth of the highest rate."""
+    """For LambdaLR: a linear warm-up, then half a cosine down to a tenth of the peak."""
 
     def share(step):
         if step < warm_up:
@@ -133,7 +139,10 @@ def warm_up_and_cosine(warm_up, steps, lowest=0.1):
 
 
 def validations(done, arguments):
-    """The steps after which the run validates. A run that was killed in a validation repeats it."""
+    """The steps after which the run validates.
+
+    A run that was killed in a validation repeats it.
+    """
     every, steps = arguments.validate_every, arguments.steps
     for last in (*range(every, steps, every), steps):
         if last >= done:
@@ -141,12 +150,15 @@ def validations(done, arguments):
 
 
 def interval(last, arguments):
-    """The number of steps from one validation to the next, which comes after step `last`."""
+    """The number of steps from the previous validation to that after step `last`."""
     return (last - 1) % arguments.validate_every + 1
 
 
 def batches(train_loader, done, last):
-    """The batches of steps done + 1 to `last`. An epoch's order depends only on the seed and the epoch."""
+    """The batches of steps done + 1 to `last`.
+
+    An epoch's order depends only on the seed and the epoch.
+    """
     while done < last:
         epoch, skip = divmod(done, len(train_loader))
         train_loader.sampler.set_epoch(epoch)
@@ -157,7 +169,10 @@ def batches(train_loader, done, last):
 
 @torch.no_grad()
 def validate(model, test_set, count, rank, world_size):
-    """The mean loss of `count` windows, spread over the held-out files, and the share of correct tokens."""
+    """The mean loss of `count` windows, and the share of correct tokens.
+
+    The windows are spread over the held-out files.
+    """
     chosen = range(0, len(test_set), len(test_set) // count)[:count]
     loader = DataLoader(test_set, 16, sampler=chosen[rank::world_size], collate_fn=workload.collate)
     sums = torch.zeros(2, dtype=torch.float64, device=test_set.labels.device)
@@ -171,13 +186,19 @@ def validate(model, test_set, count, rank, world_size):
 
 
 def bits(nats_per_token, bytes_per_token):
-    """Bits per byte can be compared between vocabularies and with compressors; losses per token cannot."""
+    """Bits per byte can be compared between vocabularies and with compressors.
+
+    Losses per token cannot.
+    """
     return nats_per_token / math.log(2) / bytes_per_token
 
 
 @torch.no_grad()
 def write(model, encoder, arguments, device, count=60, temperature=0.7):
-    """Print what the model writes. The prompt does not end in a space, which belongs to the next token."""
+    """Print what the model writes.
+
+    The prompt does not end in a space, which belongs to the next token.
+    """
     generator = torch.Generator().manual_seed(arguments.seed)
     tokens = torch.tensor([encoder.encode(b"\n\ndef")])
     for _ in range(count):

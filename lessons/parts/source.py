@@ -56,18 +56,24 @@ def load(arguments, rank, device):
     train, held_out = read(arguments)
     mark = fingerprint(train, held_out)
     path = arguments.out / f"{arguments.lesson}.tokens-{mark}-{arguments.tokens}.pt"
-    if rank == 0 and not path.exists():
+    start = time.perf_counter()
+    makes_tokens = rank == 0 and not path.exists()
+    if makes_tokens:
         make_tokens(train, held_out, arguments.tokens, path)
+    seconds = time.perf_counter() - start
     dist.barrier()
     state = torch.load(path, weights_only=True)
     train_set = windows(state["train"], arguments.length, arguments.train_size)
     test_set = windows(state["held_out"], arguments.length)
     encoder = bpe.Encoder([tuple(pair) for pair in state["merges"]])
-    if len(encoder.bytes) < arguments.tokens:
-        known = len(encoder.bytes)
+    known = len(encoder.bytes)
+    if known < arguments.tokens:
         workload.refuse(f"this text has only {known} tokens: use more text, or --tokens {known}")
     text = Text(mark, encoder, ratio(train, state["train"]), ratio(held_out, state["held_out"]))
     require_enough(train_set, test_set, arguments)
+    # Only now, because a run that is refused prints nothing but its error.
+    if makes_tokens:
+        print(f"tokens: learned {known:,}, encoded all files in {seconds:.0f} s, saved as {path}")
     if rank == 0:
         show(train, held_out, mark)
     return train_set.to(device), test_set.to(device), text
@@ -114,7 +120,6 @@ def fingerprint(train, held_out):
 
 
 def make_tokens(train, held_out, count, path):
-    start = time.perf_counter()
     learned_from, known = [], 0
     for data in train.values():
         if known < ENOUGH_TO_LEARN:
@@ -126,8 +131,6 @@ def make_tokens(train, held_out, count, path):
     temporary = path.with_suffix(".temporary")
     torch.save(state, temporary)
     temporary.replace(path)
-    seconds = time.perf_counter() - start
-    print(f"tokens: learned {count:,}, encoded all files in {seconds:.0f} s, saved as {path}", flush=True)
 
 
 def encode(encoder, files):

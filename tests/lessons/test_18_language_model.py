@@ -167,7 +167,8 @@ def test_a_snapshot_of_another_text_is_refused(fork, tmp_path, code):
     for number in range(60):
         (folder / f"{number}.txt").write_bytes(code[100 * number : 100 * number + 3000])
     fork(STEM, 1, *words)
-    (folder / "7.txt").write_bytes(code[5:3000])
+    # This is one of the few files that so short a run reads.
+    (folder / "2.txt").write_bytes(code[5:3000])
     result = fork(STEM, 1, *words, refused=True)
     assert re.search(r"has data text \w{12} in 300 tokens, not text \w{12} in 300 tokens: ", result.stderr)
 
