@@ -69,8 +69,20 @@ def like_the_original(runs):
     numbers = compare_numbers(runs.original, runs.one, lambda: runs.nudged)
     if numbers.wrong:
         return wrong(f"the original prints {numbers.wrong}", numbers.row)
+    if not any_gradient(before):
+        return unseen("all gradients are zero in the first steps: there is nothing to compare")
     text = f"the first {found.compared} steps differ by {found.furthest:.0e} (allowed: {found.limit:.0e})"
+    if not numbers.compared:
+        return ok(f"{text}; the two print no line in the same words")
     return ok(f"{text}, and {numbers.compared} printed numbers agree")
+
+
+def any_gradient(steps):
+    """Whether a gradient of the compared steps is not zero."""
+    for step in steps[:COMPARED]:
+        if any(numbers[-1] > 0 for numbers in step.get("gradients", {}).values()):
+            return True
+    return False
 
 
 def other_settings(before, after):
@@ -452,6 +464,8 @@ def same_gradients(runs):
         row = "a-shuffled-dataloader" if many.rows(0, "batch") else "no-dataloader"
         row = "noise-in-the-model" if exact else row
         return unseen(f"step 1 uses other examples, because of order, augmentation or noise{advice}", row)
+    if not any_gradient(one.steps_of(0)):
+        return unseen("all gradients are zero in the first steps: there is nothing to compare")
     text = f"the first {found.compared} steps, with the same examples, differ by {found.furthest:.0e}"
     return ok(f"{text} (allowed: {found.limit:.0e})")
 

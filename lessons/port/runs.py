@@ -231,6 +231,15 @@ def with_children(processes):
     return found
 
 
+def wants_to_run(process):
+    """Whether it waits for a core or for a disk, as on a busy machine, and not for another process."""
+    if sys.platform != "linux":
+        return False  # macOS says of all processes that they run
+    with suppress(psutil.Error):  # it has ended
+        return process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+    return False
+
+
 def cpu_seconds(processes):
     used = 0.0
     for process in processes:
@@ -255,7 +264,8 @@ def wait(this):
         this.family |= family
         size = sum(path.stat().st_size for path in this.seen.iterdir())
         used_now = cpu_seconds(family - set(this.processes) if this.launchers else family)
-        if size != last_size or abs(used_now - used) > 0.03 or not ranks:
+        is_moving = size != last_size or abs(used_now - used) > 0.03 or not ranks
+        if is_moving or any(map(wants_to_run, ranks.values())):
             last_size, used, moved = size, used_now, now
 
         is_late = now - begin > this.limit
@@ -284,7 +294,8 @@ def lines_of_ranks(this, ranks):
         stack = main_thread(path.read_text())
         this.stacks += stack
         frames = re.findall(r'File "(.*)", line (\d+) in', stack) or [("?", "0")]
-        lines[rank] = own_line(this, frames), f"{os.sep}torch{os.sep}" in frames[0][0]
+        is_in_torch = f"{os.sep}torch{os.sep}" in frames[0][0] and "<frozen importlib" not in stack
+        lines[rank] = own_line(this, frames), is_in_torch
     return lines
 
 
