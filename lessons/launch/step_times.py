@@ -96,6 +96,8 @@ def report(rows, size):
 
     # The slowest rank waits for no other rank, so what it waits for is the communication.
     communicating = max(0, min(row["together"] - row["computing"] for row in rows))
+    if len(rows) == 1:
+        communicating = 0  # what is measured here is only how much two measurements differ
     hidden = (
         f"{communicating:.2f} ms, {communicating / step:.0%} of a step, for {size / 1e6:.2f} MB of gradients"
     )

@@ -29,18 +29,34 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, values):
         if not self.training or not dist.is_initialized():
             return super().forward(values)
+        dtype = values.dtype
+        if dtype in (torch.bfloat16, torch.float16):
+            values = values.float()  # 16 bits are too few for sums over a batch
         dims = [0, *range(2, values.dim())]  # all dimensions except the channels
         shape = [1, -1] + [1] * (values.dim() - 2)
         count = SumOfRanks.apply(values.new_tensor(values.numel() / values.shape[1]))
         mean = SumOfRanks.apply(values.sum(dims)) / count
         centered = values - mean.view(shape)
         variance = SumOfRanks.apply(centered.square().sum(dims)) / count
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
-        scale = self.weight * (variance + self.eps).rsqrt()
-        return centered * scale.view(shape) + self.bias.view(shape)
+        if self.running_mean is not None:
+            self.update(mean, variance * count / (count - 1))
+        scale = (variance + self.eps).rsqrt()
+        if self.affine:
+            scale = scale * self.weight
+        normalized = centered * scale.view(shape)
+        if self.affine:
+            normalized = normalized + self.bias.view(shape)
+        return normalized.to(dtype)
+
+    @torch.no_grad()
+    def update(self, mean, variance):
+        """Move the running statistics. Without a momentum they are means over all batches so far."""
+        self.num_batches_tracked += 1
+        momentum = self.momentum
+        if momentum is None:
+            momentum = 1.0 / self.num_batches_tracked.item()
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
 
 
 def convert(model, device):

@@ -1,14 +1,15 @@
 """Inside each process that check.py starts: writes down its examples, losses, weights, collectives and files.
 
-check.py loads this file when the script has imported torch, and not before, because the script may first set
-environment variables. It writes rows into a file in check.py's temporary folder, and draws no random numbers.
+It writes rows into files in the folder PORT_SEEN, and draws no random numbers.
 """
 
 import atexit
 import ctypes
 import faulthandler
 import hashlib
+import importlib.util
 import json
+import logging
 import os
 import random
 import signal
@@ -19,61 +20,51 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 COLLECTIVES = """all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter
 reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier all_gather_object
 broadcast_object_list gather_object scatter_object_list new_group"""
+SAMPLERS = RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler
+PLAIN_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 COMPARED_STEPS = 12  # the gradients of these first steps are written down
 LARGEST_BATCH = 4096  # the examples of a larger batch are not looked at one by one
 
 
-class Watch:
-    """What this process has seen so far."""
-
-    pid, rank, file = os.getpid(), int(os.environ["RANK"]), None
-    models: dict = {}  # noqa: RUF012  id of a model: its name and a weak reference, so that DDP can end before its group
-    steps, depth, weights = 0, 0, {}
-    is_backward = has_optimizer = False
-    is_due = False  # a backward pass has come after the last step
-    fresh: set = set()  # noqa: RUF012  the models that were called after the last step
-    expected = seen = None  # the model inside DDP whose call comes next, and the row of the outermost call
-
-
-def write(kind, **values):
-    if os.getpid() == Watch.pid:  # and not in a worker of a DataLoader, which is a fork
-        os.write(Watch.file, (json.dumps({"kind": kind, **values}) + "\n").encode())
+def begin():
+    is_exact = "PORT_EXACT" in os.environ
+    if is_exact:
+        exact().begin()
+    pid = os.environ.setdefault("PORT_PID", str(os.getpid()))
+    watch = Watch(is_rank=pid == str(os.getpid()))
+    if not is_exact:
+        replace(_MapDatasetFetcher, "fetch", watch.look_at_fetch)
+    if watch.is_rank:  # and not a process that a rank has started, such as a worker of a loader
+        watch.begin()
+    return watch
 
 
-def begin(folder):
-    if "PORT_EXACT" in os.environ:
-        make_exact()
-    if os.environ.setdefault("PORT_RANK", str(Watch.pid)) != str(Watch.pid):
-        return  # a process that a rank has started, such as a spawned worker
-    name = Path(folder, f"{Watch.rank}.{Watch.pid}")
-    Watch.file = os.open(f"{name}.seen", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    write("start", rank=Watch.rank, time=time.time())
-    atexit.register(look_at_end)
-    faulthandler.register(signal.SIGURG, file=open(f"{name}.stack", "w"), all_threads=True)  # noqa: SIM115
-    sys.addaudithook(look_at_file)
-    register_optimizer_step_post_hook(look_at_step)
-    replace(nn.Module, "__call__", look_at_call)
-    replace(torch.autograd, "backward", look_at_backward)
-    replace(torch, "save", look_at_save)
-    replace(ReduceLROnPlateau, "step", look_at_plateau)
-    replace(torch.optim.LBFGS, "step", look_at_closure)
-    replace(DataLoader, "__iter__", look_at_loader)
-    replace(DistributedSampler, "__iter__", look_at_sampler)
-    for owner in (nn.Module, Optimizer):
-        replace(owner, "zero_grad", look_at_zero)
-    for name in COLLECTIVES.split():
-        replace(dist, name, look_at_collective)
+def exact():
+    """The module exact.py, which lies beside this file and is not on the script's path."""
+    if "port_exact" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("port_exact", Path(__file__).with_name("exact.py"))
+        sys.modules["port_exact"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["port_exact"])
+    return sys.modules["port_exact"]
 
 
 def replace(owner, name, wrapper):
@@ -84,6 +75,302 @@ def replace(owner, name, wrapper):
         return wrapper(function, *args, **kwargs)
 
     setattr(owner, name, call)
+
+
+class Watch:
+    """What this process has seen so far, and the functions that PyTorch's functions are replaced by."""
+
+    def __init__(self, is_rank):
+        self.is_rank = is_rank
+        self.pid = os.getpid()
+        self.rank = int(os.environ.get("RANK", 0))
+        self.files = {}  # by process, because a worker of a loader may be a fork
+        self.models = {}  # id of a model: its name and a weak reference, so that DDP can end before its group
+        self.trained = set()  # the names of those that a backward pass has come back to
+        self.outputs = {}  # what each model has returned last
+        self.steps = 0
+        self.loaders = 0
+        self.depth = 0  # of nested calls of modules
+        self.last_weights = {}
+        self.called = set()  # the models that were called after the last step
+        self.is_backward = False
+        self.is_due = False  # a backward pass has come after the last step
+        self.has_optimizer = False
+
+    def begin(self):
+        self.write("start", rank=self.rank, time=time.time())
+        atexit.register(self.look_at_end)
+        stack, crash = (open(self.path(ending), "w") for ending in ("stack", "crash"))  # noqa: SIM115
+        faulthandler.register(signal.SIGURG, file=stack, all_threads=True)
+        faulthandler.enable(file=crash)
+        sys.addaudithook(self.look_at_file)
+        register_optimizer_step_post_hook(self.look_at_step)
+        replace(nn.Module, "__call__", self.look_at_call)
+        replace(torch.autograd, "backward", self.look_at_backward)
+        replace(torch, "save", self.look_at_save)
+        replace(nn.utils, "clip_grad_norm_", self.look_at_clip)
+        replace(ReduceLROnPlateau, "step", self.look_at_plateau)
+        replace(torch.optim.LBFGS, "step", self.look_at_closure)
+        replace(logging.StreamHandler, "emit", self.look_at_log)
+        replace(DataLoader, "__iter__", self.look_at_loader)
+        replace(_BaseDataLoaderIter, "__next__", self.look_at_batch)
+        for sampler in SAMPLERS:
+            replace(sampler, "__iter__", self.look_at_sampler)
+        for owner in (nn.Module, Optimizer):
+            replace(owner, "zero_grad", self.look_at_zero)
+        for name in COLLECTIVES.split():
+            replace(dist, name, self.look_at_collective)
+
+    def path(self, ending):
+        return Path(os.environ["PORT_SEEN"], f"{self.rank}.{os.getpid()}.{ending}")
+
+    def write(self, kind, **values):
+        if self.is_rank and os.getpid() == self.pid:
+            self.write_line("seen", {"kind": kind, **values})
+
+    def write_line(self, ending, row):
+        key = ending, os.getpid()
+        if key not in self.files:
+            self.files[key] = os.open(self.path(ending), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(self.files[key], (json.dumps(row) + "\n").encode())
+
+    # ---- the model
+
+    def trained_models(self):
+        """Before the first step all models that were called, then those that are trained."""
+        models = [(name, reference()) for name, reference in self.models.values()]
+        return [(name, model) for name, model in models if not self.steps or name in self.trained]
+
+    def weights(self):
+        return named(self.trained_models(), nn.Module.named_parameters)
+
+    def buffers(self):
+        return named(self.trained_models(), nn.Module.named_buffers)
+
+    def look_at_call(self, function, module, *args, **kwargs):
+        """Look at the outermost call of a module with weights, which is the model."""
+        inputs = tensors_of((args, kwargs)) if not self.depth and torch.is_grad_enabled() else []
+        has_weights = next(module.parameters(), None) is not None if inputs else False
+        is_nested = self.is_backward or any(tensor.requires_grad for tensor in inputs)
+        if not has_weights or is_nested or os.getpid() != self.pid:
+            return function(module, *args, **kwargs)
+        self.look_for_change_by_hand()
+        is_ddp = isinstance(module, DistributedDataParallel)
+        model = module.module if is_ddp else module
+        seen = self.describe(model, inputs)
+        seen["is_ddp"] = is_ddp
+        seen["syncs"] = getattr(module, "require_backward_grad_sync", True)
+        self.write("call", model=seen["model"], training=model.training, is_ddp=is_ddp)
+        self.depth += 1
+        try:
+            outputs = function(module, *args, **kwargs)
+        finally:
+            self.depth -= 1
+
+        def is_used(gradient):  # the backward pass has come back to this call: it was for training
+            self.trained.add(seen["model"])
+            if "draws" not in seen:
+                seen["draws"] = random_state() != seen["random"]
+                self.write("forward", **seen)
+
+        tensors = tensors_of(outputs)
+        self.outputs[seen["model"]] = [tensor.detach() for tensor in tensors]
+        for tensor in tensors:
+            if tensor.requires_grad:
+                tensor.register_hook(is_used)
+        return outputs
+
+    def describe(self, model, inputs):
+        """What is known of a call of the model before it is made."""
+        kind = type(model).__name__
+        if id(model) not in self.models:
+            same = sum(name.startswith(f"{kind} ") for name, _ in self.models.values())
+            self.models[id(model)] = f"{kind} {same + 1}", weakref.ref(model)
+            if "PORT_NUDGE" in os.environ:
+                exact().nudge(model)
+        name = self.models[id(model)][0]
+        if not self.steps and name not in self.called:
+            self.last_weights = hashes(self.weights())
+            self.write("weights", step=0, weights=self.last_weights)
+        self.called.add(name)
+        norms = [part for part in model.modules() if isinstance(part, _BatchNorm) and part.training]
+        batch_norms = [norm for norm in norms if type(norm) in PLAIN_NORMS]
+        return {
+            "model": name,
+            "trains": any(weight.requires_grad for weight in model.parameters()),
+            "batch": "".join(hash_of(tensor) for tensor in inputs if not self.is_output(tensor)),
+            "examples": hashes_of_examples(inputs[0]),
+            "shape": list(inputs[0].shape),
+            "is_derived": self.is_output(inputs[0]),
+            "carries": any(map(self.is_output, inputs[1:])),
+            "random": random_state(),
+            "has_norm": bool(batch_norms),
+        }
+
+    def is_output(self, tensor):
+        """Whether a model has returned this tensor: the fakes of a GAN, the hidden state of an RNN."""
+        place = tensor.untyped_storage().data_ptr()
+        places = []
+        for outputs in self.outputs.values():
+            places += [output.untyped_storage().data_ptr() for output in outputs]
+        return place != 0 and place in places
+
+    def look_at_backward(self, function, tensors, *args, **kwargs):
+        self.is_backward = True
+        try:
+            function(tensors, *args, **kwargs)
+        finally:
+            self.is_backward = False
+        self.is_due = True
+        losses = [loss for loss in tensors_of(tensors) if loss.numel() == 1]
+        self.write("loss", loss=sum(float(loss.detach()) for loss in losses))
+
+    def look_for_change_by_hand(self):
+        """A script without an optimizer changes its weights between a backward pass and what comes next."""
+        if self.is_due and not self.has_optimizer and hashes(self.weights()) != self.last_weights:
+            self.look_at_step(None)
+
+    def look_at_end(self):
+        if os.getpid() == self.pid:
+            self.look_for_change_by_hand()
+        self.write("end")
+
+    def look_at_zero(self, function, owner, *args, **kwargs):
+        self.look_for_change_by_hand()
+        self.is_due = False
+        self.write("zero")
+        return function(owner, *args, **kwargs)
+
+    def look_at_clip(self, function, parameters, *args, **kwargs):
+        norm = function(parameters, *args, **kwargs)
+        self.write("clip", norm=float(norm), line=line_of_caller())
+        return norm
+
+    def look_at_step(self, optimizer, args=(), kwargs=None):
+        self.has_optimizer = optimizer is not None
+        self.is_due = False
+        self.steps += 1
+        self.called.clear()
+        weights = self.weights()
+        gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
+        self.last_weights = hashes(weights)
+        seen = {"step": self.steps, "weights": self.last_weights, "buffers": hashes(self.buffers())}
+        seen["gradient"] = "".join(map(hash_of, gradients.values()))
+        if optimizer:
+            seen["rates"] = [float(group.get("lr", 0)) for group in optimizer.param_groups]
+            seen["settings"] = settings_of(optimizer)
+        if self.steps <= COMPARED_STEPS:
+            seen["values"] = {name: numbers_of(weight) for name, weight in weights.items()}
+            seen["gradients"] = {name: numbers_of(gradient) for name, gradient in gradients.items()}
+        self.write("step", **seen)
+        self.end_if_asked()
+
+    def end_if_asked(self):
+        rank, step, mark = os.environ.get("PORT_KILL", "-1 0 -").split(" ", 2)
+        if (int(rank), int(step)) == (self.rank, self.steps) and not os.path.exists(mark):
+            Path(mark).touch()
+            os.kill(self.pid, signal.SIGKILL)
+        if self.steps == int(os.environ.get("PORT_STEPS", 0)):
+            sys.stdout.flush()
+            os._exit(0)
+
+    def look_at_closure(self, function, optimizer, closure):
+        def noted_closure():
+            loss = closure()
+            self.write("closure", loss=float(loss))
+            return loss
+
+        return function(optimizer, noted_closure)
+
+    def look_at_plateau(self, function, scheduler, metrics, *args, **kwargs):
+        self.write("plateau", metric=float(metrics), line=line_of_caller())
+        return function(scheduler, metrics, *args, **kwargs)
+
+    # ---- the data
+
+    def look_at_loader(self, function, loader):
+        self.loaders += 1
+        self.write("loader", number=self.loaders)
+        batches = function(loader)
+        batches.port_number = self.loaders
+        return batches
+
+    def look_at_batch(self, function, batches):
+        batch = function(batches)
+        if tensors := tensors_of(batch):
+            rows = [*hashes_of_examples(tensors[0]), []][0]
+            self.write("batch", number=getattr(batches, "port_number", 0), examples=rows)
+        return batch
+
+    def look_at_sampler(self, function, sampler):
+        is_shuffled = getattr(sampler, "shuffle", type(sampler) is not SequentialSampler)
+        self.write("sampler", shuffle=is_shuffled, epoch=getattr(sampler, "epoch", None))
+        return function(sampler)
+
+    def look_at_fetch(self, function, fetcher, index):
+        """Where random numbers are drawn for examples, here or in a worker of a loader."""
+        before = random_states()
+        examples = function(fetcher, index)
+        after = random_states()
+        drawn = [state for state in before if state not in after]
+        if drawn:
+            self.write_line("fetch", {"index": hash_of_text(str(index)), "drawn": drawn})
+        return examples
+
+    # ---- what leaves the process
+
+    def look_at_file(self, event, values):
+        if event == "open" and isinstance(values[0], str) and values[2] & (os.O_WRONLY | os.O_RDWR):
+            self.write("file", path=os.path.abspath(values[0]))
+        elif event == "os.rename":
+            self.write("file", path=os.path.abspath(os.fsdecode(values[1])))
+
+    def look_at_save(self, function, content, f, *args, **kwargs):
+        if isinstance(f, str | os.PathLike):  # torch opens it in C++, which audit hooks do not see
+            self.write("file", path=os.path.abspath(f), has_prefix=has_prefix(content))
+        return function(content, f, *args, **kwargs)
+
+    def look_at_log(self, function, handler, record):
+        if not isinstance(handler, logging.FileHandler):
+            self.write("log", text=record.getMessage(), path=os.path.abspath(record.pathname))
+        return function(handler, record)
+
+    def look_at_collective(self, function, *args, **kwargs):
+        if dist.is_initialized():
+            name = function.__name__
+            given = [*args, *kwargs.values()]
+            group = next((value for value in given if isinstance(value, dist.ProcessGroup)), None)
+            tensors = [] if "object" in name or "to_all" in name else tensors_of(given)
+            what = f"{name} {list(tensors[0].shape)} {tensors[0].dtype}" if tensors else name
+            what += "".join(f" {key}={kwargs[key]}" for key in ("src", "dst", "op") if key in kwargs)
+            ranks = dist.get_process_group_ranks(group)
+            self.write("collective", what=what, ranks=ranks, line=line_of_caller())
+        return function(*args, **kwargs)
+
+
+def has_prefix(content):
+    """Whether names in a file begin with "module.", because DDP's own names were saved."""
+    if not isinstance(content, dict):
+        return False
+    return any(str(name).startswith("module.") or has_prefix(value) for name, value in content.items())
+
+
+def named(models, parts_of):
+    """The parameters, or the buffers, of the models that are still there."""
+    found = {}
+    for name, model in models:
+        if model is not None:
+            found |= {f"{name}.{key}": tensor for key, tensor in parts_of(model)}
+    return found
+
+
+def settings_of(optimizer):
+    """The class of the optimizer and its numbers, such as the weight decay, without the learning rate."""
+    settings = {"optimizer": type(optimizer).__name__}
+    for key, value in optimizer.param_groups[0].items():
+        if key not in ("lr", "params", "initial_lr") and isinstance(value, int | float | tuple):
+            settings[key] = value
+    return settings
 
 
 def tensors_of(values):
@@ -97,11 +384,19 @@ def tensors_of(values):
     return [tensor for value in values for tensor in tensors_of(value)]
 
 
+def hash_of_text(text):
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
 def hash_of(tensor):
     tensor = tensor.detach().cpu().contiguous()
     size = tensor.numel() * tensor.element_size()
     content = ctypes.string_at(tensor.data_ptr(), size) if size else b""
     return hashlib.blake2b(content + str(tensor.shape).encode(), digest_size=6).hexdigest()
+
+
+def hashes(tensors):
+    return {name: hash_of(tensor) for name, tensor in tensors.items()}
 
 
 def hashes_of_examples(batch):
@@ -120,231 +415,24 @@ def numbers_of(tensor):
 
 
 def random_state():
-    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
     return "".join(map(hash_of, states))
 
 
+def random_states():
+    """Where the random numbers of PyTorch, Python and NumPy are."""
+    states = [f"torch {random_state()}", f"random {hash_of_text(str(random.getstate()))}"]
+    if "numpy" in sys.modules:
+        _, keys, place, *_ = sys.modules["numpy"].random.get_state()
+        states.append(f"numpy {hash_of_text(f'{keys.tobytes()} {place}')}")
+    return states
+
+
 def line_of_caller():
+    """The line outside torch from which the function that was replaced is called."""
     frame = sys._getframe(3)
     while frame.f_back and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def weights():
-    models = [(name, reference()) for name, reference in Watch.models.values()]
-    return {
-        f"{name}.{key}": tensor for name, model in models if model for key, tensor in model.named_parameters()
-    }
-
-
-def hashes(tensors):
-    return {name: hash_of(tensor) for name, tensor in dict(tensors).items()}
-
-
-def look_at_call(function, module, *args, **kwargs):
-    """Look at the outermost call of a module with weights, which is the model."""
-    if Watch.expected is module:  # DDP has broadcast the buffers of rank 0 by now
-        Watch.expected, Watch.seen["buffers"] = None, hashes(module.named_buffers())
-    inputs = tensors_of((args, kwargs)) if not Watch.depth and torch.is_grad_enabled() else []
-    is_model = inputs and next(module.parameters(), None) is not None and os.getpid() == Watch.pid
-    if not is_model or Watch.is_backward or any(tensor.requires_grad for tensor in inputs):
-        return function(module, *args, **kwargs)
-    look_for_change_by_hand()
-    is_ddp = isinstance(module, nn.parallel.DistributedDataParallel)
-    model = module.module if is_ddp else module
-    new = f"{len(Watch.models)}.{type(model).__name__}", weakref.ref(model)
-    name = Watch.models.setdefault(id(model), new)[0]
-    if not Watch.steps and name not in Watch.fresh:
-        Watch.weights = hashes(weights())
-        write("weights", step=0, weights=Watch.weights)
-    norms = [part for part in model.modules() if isinstance(part, _BatchNorm) and part.training]
-    Watch.seen = seen = {
-        "model": name,
-        "syncs": getattr(module, "require_backward_grad_sync", True),
-        "batch": "".join(map(hash_of, inputs)),
-        "examples": hashes_of_examples(inputs[0]),
-        "shape": list(inputs[0].shape),
-        "random": random_state(),
-        "has_norm": any(type(norm) is not nn.SyncBatchNorm for norm in norms),
-    }
-    if model.training and name not in Watch.fresh:
-        if is_ddp:
-            Watch.expected = model
-        else:
-            seen["buffers"] = hashes(model.named_buffers())
-    Watch.fresh.add(name)
-    Watch.depth += 1
-    try:
-        outputs = function(module, *args, **kwargs)
-    finally:
-        Watch.depth -= 1
-
-    def is_used(gradient):  # the backward pass has come back to this call: it was for training
-        if "draws" not in seen:
-            seen["draws"] = random_state() != seen["random"]
-            write("forward", **seen)
-
-    for tensor in tensors_of(outputs):
-        if tensor.requires_grad:
-            tensor.register_hook(is_used)
-    return outputs
-
-
-def look_at_backward(function, tensors, *args, **kwargs):
-    Watch.is_backward = True
-    try:
-        function(tensors, *args, **kwargs)
-    finally:
-        Watch.is_backward = False
-    Watch.is_due = True
-    write("loss", loss=sum(float(loss.detach()) for loss in tensors_of(tensors) if loss.numel() == 1))
-
-
-def look_for_change_by_hand():
-    """A script without an optimizer changes its weights between a backward pass and what comes next."""
-    if Watch.is_due and not Watch.has_optimizer and hashes(weights()) != Watch.weights:
-        look_at_step(None)
-
-
-def look_at_end():
-    if os.getpid() == Watch.pid:
-        look_for_change_by_hand()
-    write("end")
-
-
-def look_at_zero(function, owner, *args, **kwargs):
-    look_for_change_by_hand()
-    Watch.is_due = False
-    write("zero")
-    return function(owner, *args, **kwargs)
-
-
-def look_at_step(optimizer, args=(), kwargs=None):
-    Watch.has_optimizer, Watch.is_due = optimizer is not None, False
-    Watch.steps += 1
-    Watch.fresh.clear()
-    tensors = weights()
-    Watch.weights = hashes(tensors)
-    seen = {"step": Watch.steps, "weights": Watch.weights}
-    if optimizer:
-        seen["rates"] = [float(group.get("lr", 0)) for group in optimizer.param_groups]
-    if Watch.steps <= COMPARED_STEPS:
-        seen["values"] = {name: numbers_of(tensor) for name, tensor in tensors.items()}
-        gradients = {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
-        seen["gradients"] = {name: numbers_of(gradient) for name, gradient in gradients.items()}
-    write("step", **seen)
-    rank, step, mark = os.environ.get("PORT_KILL", "-1 0 -").split()
-    if (int(rank), int(step)) == (Watch.rank, Watch.steps) and not os.path.exists(mark):
-        Path(mark).touch()
-        os.kill(Watch.pid, signal.SIGKILL)
-    if Watch.steps == int(os.environ.get("PORT_STEPS", 0)):
-        sys.stdout.flush()
-        os._exit(0)
-
-
-def look_at_file(event, values):
-    if event == "open" and isinstance(values[0], str) and values[2] & (os.O_WRONLY | os.O_RDWR):
-        write("file", path=os.path.abspath(values[0]))
-    elif event == "os.rename":
-        write("file", path=os.path.abspath(os.fsdecode(values[1])))
-
-
-def look_at_save(function, content, f, *args, **kwargs):
-    if isinstance(f, str | os.PathLike):  # torch opens it in C++, which audit hooks do not see
-        write("file", path=os.path.abspath(f))
-    return function(content, f, *args, **kwargs)
-
-
-def look_at_closure(function, optimizer, closure):
-    def noted_closure():
-        loss = closure()
-        write("closure", loss=float(loss))
-        return loss
-
-    return function(optimizer, noted_closure)
-
-
-def look_at_plateau(function, scheduler, metrics, *args, **kwargs):
-    write("plateau", metric=float(metrics), line=line_of_caller())
-    return function(scheduler, metrics, *args, **kwargs)
-
-
-def look_at_loader(function, loader):
-    write("loader")
-    return function(loader)
-
-
-def look_at_sampler(function, sampler):
-    write("sampler", shuffle=sampler.shuffle, epoch=sampler.epoch)
-    return function(sampler)
-
-
-def look_at_collective(function, *args, **kwargs):
-    if dist.is_initialized():
-        name, given = function.__name__, [*args, *kwargs.values()]
-        group = next((value for value in given if isinstance(value, dist.ProcessGroup)), None)
-        tensors = [] if "object" in name or "to_all" in name else tensors_of(given)
-        what = f"{name} {list(tensors[0].shape)} {tensors[0].dtype}" if tensors else name
-        what += "".join(f" {key}={kwargs[key]}" for key in ("src", "dst", "op") if key in kwargs)
-        write("collective", what=what, ranks=dist.get_process_group_ranks(group), line=line_of_caller())
-    return function(*args, **kwargs)
-
-
-def make_exact():
-    """float64, no dropout, and an augmentation that depends on nothing but the index of the example."""
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    random.seed(0)
-    replace(nn.Module, "__call__", call_exactly)
-    replace(_MapDatasetFetcher, "fetch", fetch_exactly)
-    replace(torch.amp.autocast_mode.autocast, "__init__", never_cast)
-    for name in dir(F):
-        if "dropout" in name and name[0] != "_":
-            setattr(F, name, lambda values, *args, **kwargs: values)
-
-
-def wide(values):
-    if isinstance(values, torch.Tensor):
-        return values.double() if values.is_floating_point() else values
-    if isinstance(values, dict):
-        return type(values)((key, wide(value)) for key, value in values.items())
-    return type(values)(map(wide, values)) if type(values) in (list, tuple) else values
-
-
-def call_exactly(function, module, *args, **kwargs):
-    if isinstance(getattr(module, "dropout", None), float):  # of an RNN, or of attention
-        module.dropout = 0.0
-    return function(module, *wide(args), **wide(kwargs))
-
-
-def fetch_exactly(function, fetcher, index):
-    if not isinstance(fetcher.dataset, Fixed):
-        fetcher.dataset = Fixed(fetcher.dataset)
-    return wide(function(fetcher, index))
-
-
-def never_cast(function, context, *args, **kwargs):
-    function(context, *args, **{**kwargs, "enabled": False})
-
-
-class Fixed:
-    """A data set that seeds the random numbers of each example."""
-
-    def __init__(self, data):
-        self.data = data
-
-    def __getitem__(self, index):
-        data, number = self.data, index
-        while isinstance(data, Subset):
-            data, number = data.dataset, data.indices[number]
-        states, seed = (torch.get_rng_state(), random.getstate()), random.Random(str(number)).getrandbits(32)
-        torch.manual_seed(seed)
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed)
-        try:
-            return self.data[index]
-        finally:
-            torch.set_rng_state(states[0])
-            random.setstate(states[1])

@@ -178,6 +178,13 @@ def test_gpus_are_used_by_the_same_lines(forked, tmp_path, name):
         torch.testing.assert_close(gpu[part], cpu[part], rtol=1e-9, atol=1e-9)
 
 
+def test_batch_norm_of_all_processes_takes_what_batch_norm_takes(forked):
+    """Without affine, momentum or running statistics, and in 16 bits."""
+    words, _ = launcher.command("04_ddp_torchrun", 2, script=launcher.ROOT / "tests/probes/norms.py")
+    result = forked(words)
+    assert result.code == 0, result.stderr
+
+
 TO_PORT = """
 import torch
 torch.manual_seed(0)

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools import lessons, links, splits
-from tools.makers import pictures
+from tools import lessons, links
+from tools.makers import pictures, splits
 from tools.makers.gpu import h100
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,8 +9,8 @@ from pathlib import Path
 import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
-from tools import ink, launcher, links, notebooks, splits
-from tools.makers import hero
+from tools import ink, launcher, links, notebooks
+from tools.makers import hero, splits
 from tools.makers.bench import rows
 from tools.makers.gpu import h100
 
