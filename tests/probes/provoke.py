@@ -137,6 +137,13 @@ def addresses_of_an_old_run():
     mp.start_processes(joins, (path, 5), nprocs=1, start_method="fork")
 
 
+def killed_with_a_lock():
+    """As a progress bar has it where processes are not forked by default."""
+    lock = mp.get_context("spawn").RLock()
+    with lock:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def joins(rank, path, seconds):
     options = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=seconds)}
     dist.init_process_group("gloo", init_method=f"file://{path}", **options)
@@ -422,6 +429,7 @@ CASES = {
     "meta_tensor": lambda: linear(device="meta").to("cpu"),
     "module_names": lambda: linear().load_state_dict(ddp(linear()).state_dict()),
     "name_unknown": lambda: store("no-such-host.invalid"),
+    "killed_with_a_lock": killed_with_a_lock,
     "own_name_unknown": lambda: store("no-such-host.invalid"),  # torchrun looks for its own host like this
     "nccl_without_gpu": lambda: dist.init_process_group("nccl"),
     "no_group": lambda: dist.all_reduce(torch.ones(1)),

@@ -8,6 +8,7 @@ run from its standard input, and answers with one.
 import contextlib
 import functools
 import json
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -201,6 +202,8 @@ def become(request):
         import traceback
 
         traceback.print_exc()
+    # As at Python's own end. From 3.14 on, the lock of a progress bar is a semaphore that is taken down here.
+    multiprocessing.util._run_finalizers()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
