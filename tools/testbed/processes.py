@@ -54,8 +54,9 @@ def alive(mark):
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended since, or is another user's
-            is_marked = any(mark in value for value in process.environ().values())
-            if is_marked and (words := process.cmdline()):
+            # As the kernel keeps it, with a zero byte at each end: SLURM's job 1 is not job 10.
+            environment = "".join(f"{name}={value}\0" for name, value in process.environ().items())
+            if mark in environment and (words := process.cmdline()):
                 found.append((process.pid, " ".join(words)))
     return found
 
