@@ -762,6 +762,7 @@ def first_write(many):
 
 
 def same_collectives(runs):
+    many = runs.many  # with --only collectives, no other promise has asked for a run yet
     for run in runs.several:
         for pair in combinations(run.ranks, 2):
             if found := other_collective(run, *pair):
@@ -770,7 +771,7 @@ def same_collectives(runs):
             return wrong(mode, "evaluation")
         if run.failed:
             return wrong(*reason(run)) if not run.is_slow else unseen(reason(run)[0])
-    count = len(runs.many.rows(0, "collective"))
+    count = len(many.rows(0, "collective"))
     return ok(f"{count} calls by each process, besides those that DDP makes")
 
 
