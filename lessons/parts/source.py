@@ -61,7 +61,9 @@ def load(arguments, rank, device):
     if makes_tokens:
         make_tokens(train, held_out, arguments.tokens, path)
     seconds = time.perf_counter() - start
-    dist.barrier()
+    ready = torch.ones((), device=device)
+    dist.broadcast(ready, src=0)  # on GPUs, a barrier would warn
+    ready.item()  # with NCCL, only this line waits for rank 0
     state = torch.load(path, weights_only=True)
     train_set = windows(state["train"], arguments.length, arguments.train_size)
     test_set = windows(state["held_out"], arguments.length)
