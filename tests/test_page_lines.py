@@ -26,7 +26,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 
-import mistune
+import mistune  # nbconvert, which JupyterLab needs, installs it
 import pytest
 import sybil
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCodeBlockLexer

@@ -433,7 +433,9 @@ def ranks_in_words(ranks: list[int]) -> str:
 
 
 def count(number: int, name: str) -> str:
-    return f"{number} {name}{'s' * (number != 1)}"
+    if number == 1:
+        return f"1 {name}"
+    return f"{number} {name}s"
 
 
 def by_value(seen: list[dict], name: str) -> dict:

@@ -116,8 +116,9 @@ def other_order(runs, before, after):
         return wrong(
             f"the original {words[0]} its examples, and the port {words[1]}", "a-shuffled-dataloader"
         )
-    losses = [sum(step["loss"] for step in steps[:COMPARED]) for steps in (before, after)]
-    off = abs(losses[0] - losses[1]) / (abs(losses[0]) or 1.0)
+    loss_before = sum(step["loss"] for step in before[:COMPARED])
+    loss_after = sum(step["loss"] for step in after[:COMPARED])
+    off = abs(loss_before - loss_after) / (abs(loss_before) or 1.0)
     text = "they draw other examples or noise; the settings of the optimizer, the learning rates, the shapes "
     text += f"and the number of steps agree, and the loss of the first steps within {off:.0%}"
     if off > 0.3:
@@ -347,9 +348,14 @@ def same_random_numbers(many, first, second):
 
     states = []  # for each rank, the random states with which it has drawn, and for which examples
     for rank in (first, second):
-        states.append({state: row["index"] for row in many.drawn.get(rank, []) for state in row["drawn"]})
+        drawn = {}
+        for row in many.drawn.get(rank, []):
+            for state in row["drawn"]:
+                drawn[state] = row["index"]
+        states.append(drawn)
     for source in ("torch", "random", "numpy"):
-        mine, its = ({s: i for s, i in found.items() if s.startswith(source)} for found in states)
+        mine = {state: index for state, index in states[0].items() if state.startswith(source)}
+        its = {state: index for state, index in states[1].items() if state.startswith(source)}
         equal = sum(state in its and its[state] != index for state, index in mine.items())
         if mine and its and 2 * equal >= min(len(mine), len(its)):
             text = f"ranks {first} and {second} draw the same numbers from {source} for different examples, "
@@ -367,9 +373,8 @@ def whole_epoch(runs):
     if all(is_same):
         return ok(f"the examples of each of {len(is_same)} steps are those of one process")
     if not trained_batches(one, 0):
-        counts = [sum(len(f["examples"][0]) for f in steps[0]["forwards"]) for steps in all_steps(one)]
         text = "no two processes got the same batch"
-        return ok(text) if counts else unseen(text, "no-dataloader")
+        return ok(text) if all_steps(one) else unseen(text, "no-dataloader")
     alone, together = first_epoch(one), first_epoch(many)
     batch = len(trained_batches(one, 0)[0]["examples"])
     return once(alone, together, many, batch)
@@ -554,7 +559,10 @@ def cause(found, many, exact, advice):
         return wrong(losses, "a-loss-that-is-a-sum")
     if clipped := other_norms(many):
         return wrong(f"{text}; {clipped}", "gradient-clipping")
-    sizes = {str([forward["shape"] for forward in step["forwards"]]) for step in found.theirs}
+    sizes = set()
+    for step in found.theirs:
+        shapes = [forward["shape"] for forward in step["forwards"]]
+        sizes.add(str(shapes))
     if len(sizes) > 1:
         return wrong(text, "an-incomplete-last-batch")
     if (draws or has_norm) and not exact:
