@@ -243,7 +243,14 @@ def worker(path, words):
     os.close(gate[1])
     os.read(gate[0], 1)
     os.close(gate[0])
-    script(path, words)
+    try:
+        script(path, words)
+    except Exception:
+        # torchrun's report shows one process's error. A Python of its own prints that of each process.
+        import traceback
+
+        traceback.print_exc()
+        raise
 
 
 def script(path, words):
