@@ -188,7 +188,7 @@ def raised(item, arguments, attempt, seed):
     return ""
 
 
-def refusals_of(items, folder, seeds, real):
+def refusals_of(items, folder, first, seeds, real):
     """What each test raises with each seed, where it raises something; and how many tests have run."""
     engine = Engine()
     ranks.run = engine.run
@@ -200,7 +200,7 @@ def refusals_of(items, folder, seeds, real):
             if "needs_memory" in module:
                 module["needs_memory"] = testing.needs_memory
             arguments = item.callspec.params if hasattr(item, "callspec") else {}
-            for seed in range(seeds):
+            for seed in range(first, first + seeds):
                 engine.was_real = False
                 attempt = plugin.prepared(item, folder)
                 try:
@@ -216,7 +216,7 @@ def refusals_of(items, folder, seeds, real):
                     found.append([item.nodeid.rpartition("/")[2], seed, error])
                 if engine.was_real:
                     ranks.wipe()
-                    if seed + 1 >= real:
+                    if seed + 1 - first >= real:
                         break
     finally:
         engine.close()
@@ -224,7 +224,7 @@ def refusals_of(items, folder, seeds, real):
     return found, runs
 
 
-def sweep_one(identity, name, seeds, real):
+def sweep_one(identity, name, first, seeds, real):
     """One submission of one exercise, in a process of its own."""
     one = exercise(identity)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "torch._dynamo"])
@@ -235,16 +235,17 @@ def sweep_one(identity, name, seeds, real):
         for file, text in files.items():
             Path(folder, file).parent.mkdir(exist_ok=True)
             Path(folder, file).write_text(text)
-        found, runs = refusals_of(collected(one), Path(folder), seeds, real)
+        found, runs = refusals_of(collected(one), Path(folder), first, seeds, real)
     print(json.dumps([found, runs]))
 
 
 # ---- all --------------------------------------------------------------------------------------
 
 
-def swept(identity, name, seeds, real):
+def swept(identity, name, first, seeds, real):
     began = time.monotonic()
-    words = [sys.executable, __file__, "--one", identity, name, "--seeds", str(seeds), "--real", str(real)]
+    words = [sys.executable, __file__, "--one", identity, name, "--first", str(first)]
+    words += ["--seeds", str(seeds), "--real", str(real)]
     run = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if run.returncode:
         return identity, name, [["all", 0, f"the sweep has ended with status {run.returncode}"]], 0, 0
@@ -259,17 +260,18 @@ def main():
     option = parser.add_argument
     option("exercises", nargs="*", metavar="03", help="exercises to sweep (default: all)")
     option("--seeds", type=int, default=20, help="seeds for each test (default: 20)")
+    option("--first", type=int, default=0, help="the first seed, to go on with a sweep (default: 0)")
     option("--real", type=int, default=20, help="the most for tests with real runs (default: 20)")
     option("--jobs", type=int, default=2, help="exercises at the same time (default: 2)")
     option("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        sweep_one(*arguments.one, arguments.seeds, arguments.real)
+        sweep_one(*arguments.one, arguments.first, arguments.seeds, arguments.real)
         return
     todo = []
     for one in [exercise(name) for name in arguments.exercises] or manifest():
         names = ["solution", *(name for name, _ in mutants.overlays(one))]
-        todo += [(one["id"], name, arguments.seeds, arguments.real) for name in names]
+        todo += [(one["id"], name, arguments.first, arguments.seeds, arguments.real) for name in names]
     refused = 0
     with multiprocessing.pool.ThreadPool(arguments.jobs) as pool:
         for identity, name, found, runs, seconds in pool.imap(lambda one: swept(*one), todo):
