@@ -307,6 +307,22 @@ def test_each_rank_can_be_started_anew_as_on_macos(tmp_path, monkeypatch):
     assert status == 0 and "3 of 3 points of 1 check" in text, text
 
 
+@pytest.mark.long
+def test_where_each_rank_imports_torch_itself_that_is_not_the_students_time(monkeypatch):
+    """The import takes a second or more, of the clock's time and of the processor's."""
+    monkeypatch.setenv("RUNGS_SPAWN", "1")
+    monkeypatch.setattr(ranks.fork_server, "FORK", False)
+    monkeypatch.setattr(ranks, "TOO_BUSY", 1000)
+    server = ForkServer()
+    monkeypatch.setattr(ranks, "SERVER", server)
+    try:
+        few = ranks.LIMITS | {"cpu_seconds": 1}
+        assert run(work, [1, 2], "def work(given): return given", seconds=0.5, limits=few) == [1, 2]
+        assert fails("def work(given):\n    while True: pass", seconds=0.5).status == "timeout"
+    finally:
+        server.close()
+
+
 # ---- nobody's zero ----------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import torch
 
 import workload
 from tests.helpers.patches import patched
-from tools import diffs, launcher, lessons
+from tools import copies, diffs, launcher, lessons
 from tools import run as make_run
 
 ROOT = launcher.ROOT
@@ -194,6 +194,33 @@ def test_make_run_says_which_gpu_stays_idle_and_why(monkeypatch, platform, reaso
     text = make_run.describe_machine(0)
     assert text.startswith("This machine has no GPU that torch can use, and ") and words in text
     assert text.count("idle") == (platform == "darwin" or reason is not None)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("", None),
+        ("print('from GPU 0 to GPU 1'); print('from GPU 1 to GPU 0')", "changed from GPU 0 to GPU 1, from"),
+        ("import time; time.sleep(60)", "has not ended in 5 s"),
+    ],
+)
+def test_make_run_refuses_gpus_that_cannot_copy_to_each_other(tmp_path, monkeypatch, program, words):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/copies.py").write_text(program)
+    monkeypatch.setattr(make_run.lessons, "ROOT", tmp_path)
+    monkeypatch.setattr(make_run, "COPY_SECONDS", 5 if program.startswith("import") else 60)
+    if words is None:
+        make_run.check_copies()
+        return
+    with pytest.raises(SystemExit, match=f"^error: a copy .*{words}.*CUDA_VISIBLE_DEVICES=0 in front"):
+        make_run.check_copies()
+
+
+def test_a_copy_that_arrives_as_zeros_is_seen(monkeypatch):
+    cpu = torch.device("cpu")
+    assert copies.arrives(cpu, cpu)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: torch.zeros_like(tensor))
+    assert not copies.arrives(cpu, cpu)
 
 
 def run_ladder(folder, numbers, *more):

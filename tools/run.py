@@ -32,6 +32,11 @@ computes more: with a larger model, two processes were 1.92 times as fast (tools
 # What torchrun prints about OMP_NUM_THREADS, and on a Mac about redirects, which no lesson uses.
 UNNEEDED = ("torch/distributed/run.py", "Redirects are currently not supported")
 SILENT_SECONDS = 120
+COPY_SECONDS = 120  # a copy takes a millisecond, and the start of CUDA some seconds for each GPU
+CURE_OF_COPIES = (
+    "see lessons/launch/nccl.md#p2p-between-gpus-of-one-machine, or put CUDA_VISIBLE_DEVICES=0 in front of the "
+    "command to use one GPU"
+)
 WHY_SILENT = "on several GPUs see lessons/launch/nccl.md, else lessons/pages/errors.md"
 # Okabe and Ito's colours, told apart by colour-blind people too.
 COLOURS = [ink.INK, "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#F0E442", "#0072B2"]
@@ -58,6 +63,8 @@ class Climbed:
 def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
     gpus = workload.gpu_count()
     print(describe_machine(gpus), flush=True)
+    if gpus > 1:
+        check_copies()
     rows = []
     left_out = []
     for lesson in lessons.chosen(arguments.lessons):
@@ -94,6 +101,18 @@ def describe_machine(gpus: int) -> str:
     if reason := unseen_gpu():
         return f"{text} Its GPU stays idle: {reason} (lessons/pages/errors.md)."
     return text
+
+
+def check_copies() -> None:
+    """Refuse GPUs that cannot copy to each other: lesson 02 would wait forever, or its loss would be wrong."""
+    words = [sys.executable, lessons.ROOT / "tools/copies.py"]
+    try:
+        changed = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=COPY_SECONDS).stdout
+    except subprocess.TimeoutExpired:
+        sys.exit(f"error: a copy from one GPU to another has not ended in {COPY_SECONDS} s: {CURE_OF_COPIES}")
+    if changed:
+        pairs = ", ".join(changed.splitlines())
+        sys.exit(f"error: a copy arrives changed {pairs}: {CURE_OF_COPIES}")
 
 
 def run(lesson: Lesson, processes: int, out: Path, rest: list[str]) -> Climbed:

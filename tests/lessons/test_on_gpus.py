@@ -214,6 +214,12 @@ def test_its_documented_command_runs_on_gpus(on_gpus, compare, lesson, gpus):
     compare(lesson, result, processes, *short(lesson))
 
 
+def test_copies_between_gpus_arrive(start):
+    """`make run` copies a tensor from each GPU to each other one before it starts a lesson on them."""
+    result = start("copies", words=[sys.executable, launcher.ROOT / "tools/copies.py"], gpus=2).finish()
+    assert result.code == 0 and result.stdout == "", result.stdout + result.stderr
+
+
 @pytest.mark.night
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4])
 def test_make_run_takes_what_gpus_there_are(start, tmp_path, gpus):

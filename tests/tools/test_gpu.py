@@ -33,7 +33,7 @@ def environment_of(tmp_path, gpus):
 @pytest.mark.parametrize("module", ["run_tests", "measure"])
 def test_without_a_gpu_it_says_in_one_line_what_to_do(tmp_path, module):
     words = [sys.executable, "-m", f"tools.makers.gpu.{module}", "--out", tmp_path / "out"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
     run = subprocess.run(words, cwd=launcher.ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 1 and run.stdout == ""
     assert run.stderr.startswith("error: there is no GPU here: make ") and run.stderr.count("\n") == 1

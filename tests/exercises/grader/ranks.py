@@ -251,6 +251,11 @@ class Clock:
         self.used = 0.0
         self.delays = []
 
+    def restart(self):
+        """The student's code begins. Where ranks are started anew, they have imported torch until now."""
+        if not fork_server.FORK:
+            self.looked, self.used = time.monotonic(), 0.0
+
     def passed(self):
         return time.monotonic() - self.began
 
@@ -339,6 +344,7 @@ def watch(ranks, attempt, clock):
                 return "done"
             if not has_begun and all(rank.is_ready for rank in ranks):
                 has_begun = True
+                clock.restart()
                 for rank in ranks:
                     with contextlib.suppress(BrokenPipeError):
                         os.write(rank.given, b".")
@@ -354,11 +360,13 @@ def watch(ranks, attempt, clock):
             clock.look(delays_of(found))
             if why := too_much(found, attempt.limits["cpu_seconds"]):
                 return why
-            if clock.used > attempt.seconds:
+            # Where ranks are started anew, each of them imports torch, which takes seconds.
+            is_starting = not has_begun and not fork_server.FORK
+            if clock.used > attempt.seconds and not is_starting:
                 return "timeout"
             if clock.passed() > TOO_BUSY * attempt.seconds:
                 return "busy"
-            if ready:
+            if ready or is_starting:
                 continue
             seen = all(rank.inside for rank in running)
             lives = [found["lives"][rank.number] for rank in running]

@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
+    "CUDA_VISIBLE_DEVICES": "-1",
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
     "PYTHONDONTWRITEBYTECODE": "1",
     # Memory in large pages: a fork copies the table of pages, and takes a quarter of the time.

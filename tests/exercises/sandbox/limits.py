@@ -11,6 +11,7 @@ import os
 import resource
 import struct
 import sys
+import time
 
 import linux
 
@@ -75,7 +76,8 @@ def give_up(limits, uid, writable):
     # Or the memory of a rank would be counted in steps of two megabytes.
     prctl(NO_LARGE_PAGES, 1)
     limit("RLIMIT_CORE", 0)
-    limit("RLIMIT_CPU", limits["cpu_seconds"] + 2)
+    # A rank that was not forked has used seconds for the import of torch.
+    limit("RLIMIT_CPU", limits["cpu_seconds"] + 2 + round(time.process_time()))
     limit("RLIMIT_FSIZE", limits["file_bytes"])
     limit("RLIMIT_NOFILE", 256)
     limit("RLIMIT_MSGQUEUE", 0)  # a POSIX queue outlives whoever made it, and the next run would find it

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 VICTIM = launcher.ROOT / "tools/testbed/victim.py"
 ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
+    "CUDA_VISIBLE_DEVICES": "-1",
     "PYTHONPATH": str(launcher.ROOT / "lessons"),
 }
 STAGES = ("launcher", "import torch", "processes meet", "images", "model, DDP, optimizer", "first step")
