@@ -34,8 +34,8 @@ UNNEEDED = ("torch/distributed/run.py", "Redirects are currently not supported")
 SILENT_SECONDS = 120
 COPY_SECONDS = 120  # a copy takes a millisecond, and the start of CUDA some seconds for each GPU
 CURE_OF_COPIES = (
-    "see lessons/launch/nccl.md#p2p-between-gpus-of-one-machine, or put CUDA_VISIBLE_DEVICES=0 in front of the "
-    "command to use one GPU"
+    "see lessons/launch/nccl.md#p2p-between-gpus-of-one-machine, or put CUDA_VISIBLE_DEVICES=0 in front of "
+    "the command to use one GPU"
 )
 WHY_SILENT = "on several GPUs see lessons/launch/nccl.md, else lessons/pages/errors.md"
 # Okabe and Ito's colours, told apart by colour-blind people too.
@@ -104,7 +104,7 @@ def describe_machine(gpus: int) -> str:
 
 
 def check_copies() -> None:
-    """Refuse GPUs that cannot copy to each other: lesson 02 would wait forever, or its loss would be wrong."""
+    """Refuse GPUs that cannot copy to each other: lesson 02 would wait forever, or have a wrong loss."""
     words = [sys.executable, lessons.ROOT / "tools/copies.py"]
     try:
         changed = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=COPY_SECONDS).stdout
