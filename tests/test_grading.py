@@ -24,11 +24,12 @@ import grade
 import psutil
 import pytest
 from grader import batch, handed, ranks, server, walls
-from grader.exercises import exercise, manifest
+from grader.exercises import exercise, manifest, points_of
 from grader.results import Result
 from grader.settings import HERE, SOLUTIONS
 from grader.walls import limits
 
+from tests.helpers import cgroups
 from tools.lessons import ROOT
 from tools.testbed.processes import wait_for
 
@@ -511,14 +512,20 @@ def test_what_students_can_copy_from_a_test_is_said():
     assert words in (ROOT / "tests/README.md").read_text()
 
 
-@pytest.mark.long
-def test_gradescopes_bundle_grades(tmp_path):
-    """The bundle, unpacked as Gradescope does, run by its own script; only the folder is another one."""
+def unpacked_bundle(tmp_path):
+    """The bundle, unpacked as Gradescope does."""
     bundle.build(tmp_path / "gradescope.zip")
     root = tmp_path / "autograder"
     with zipfile.ZipFile(tmp_path / "gradescope.zip") as archive:
         names = archive.namelist()
         archive.extractall(root / "source")
+    return root, names
+
+
+@pytest.mark.long
+def test_gradescopes_bundle_grades(tmp_path):
+    """It is run by its own script; only the folder is another one."""
+    root, names = unpacked_bundle(tmp_path)
     assert {"setup.sh", "run_autograder"} <= set(names)
     assert answers(names) == []
     tests = {Path(name).parts[-2] for name in names if Path(name).name.startswith("test_")}
@@ -529,6 +536,24 @@ def test_gradescopes_bundle_grades(tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     results = json.loads((root / "results" / "results.json").read_text())
     assert results["score"] == 12 and len(results["tests"]) == 8
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("identity", [one["id"] for one in manifest()])
+def test_a_container_of_the_size_that_we_name_is_large_enough(tmp_path, identity):
+    """tests/README.md says which size to choose in Gradescope's settings."""
+    said = re.search(r"at least (\d) CPU, (\d) GB of memory", (ROOT / "tests/README.md").read_text())
+    cores, gigabytes = map(int, said.groups())
+    root, _ = unpacked_bundle(tmp_path)
+    put({f"submission/{name}": (SOLUTIONS / name).read_text() for name in exercise(identity)["files"]}, root)
+    facts = {"AUTOGRADER": str(root), "PYTHON": sys.executable, "EXERCISES": identity}
+    with cgroups.container(cores, gigabytes) as container:
+        run = follow(f"{container.enter}; bash {root}/source/run_autograder", **facts)
+        print(f"exercise {identity}: at most {container.most_memory() / 1e6:.0f} MB")
+    assert run.returncode == 0, run.stdout + run.stderr
+    results = json.loads((root / "results" / "results.json").read_text())
+    assert results["score"] == points_of(exercise(identity)), run.stdout
+    assert container.ended_for_memory == 0
 
 
 def test_what_graders_import_is_installed_as_the_lessons_pin_it():

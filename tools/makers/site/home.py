@@ -25,7 +25,6 @@ NAMES = {  # else a page is listed by its title
     "tools/makers/bench/README.md": "Benchmarks",
 }
 PICTURES = ("kill.png",)  # of the home page's cards
-SHORTEST = ("01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode")
 
 
 def toctree(entries, caption="") -> str:
@@ -92,7 +91,7 @@ def row_of(lesson) -> dict:
 
 def rendered(book, name, **more) -> str:
     TEMPLATES.filters["relinked"] = lambda text: book.relinked(text, sources.HOME)
-    shortest = ", ".join(notebook_link(row) for row in lessons.NOTEBOOKS if row.stem in SHORTEST)
+    shortest = ", ".join(notebook_link(lesson.notebooks[0]) for lesson in lessons.LESSONS if lesson.shortest)
     rows = list(map(row_of, lessons.LESSONS))
     return TEMPLATES.get_template(f"{name}.md.jinja").render(book=book, rows=rows, shortest=shortest, **more)
 
