@@ -15,7 +15,9 @@ of activations that one example takes.
 
 The planner uses only the formulas of formulas.py, which tests compare with published figures.
 They leave out stragglers, congestion, the data, a pipeline's own messages, and memory that
-the framework takes for itself. Stage 0 is DDP with gradient_as_bucket_view=True: without it,
+the framework takes for itself. They assume that ZeRO stage 2 sends gradients once per step. With
+several micro-batches per step, it must send them after each, or hold all gradients as stage 1
+does. Stage 0 is DDP with gradient_as_bucket_view=True: without it,
 DDP's buckets take 2 more bytes per parameter, or 4 more with torch.autocast, whose gradients
 have 32 bits. Autocast's 16-bit copies of the weights take up to 2 more.
 """

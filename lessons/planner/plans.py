@@ -157,7 +157,8 @@ def data_parallel_seconds(job: Job, data: int, microbatches: int) -> float:
     """
     # Stage 3 also gathers the parameters for each forward and each backward, so it sends one and a
     # half times as much (Rajbhandari 2020, 7.2), and does so for each micro-batch. The other stages
-    # sum gradients once per step.
+    # sum gradients once per step. For stage 2 with several micro-batches this is too little: to hold
+    # only a shard of the gradients, a rank must send after each micro-batch.
     times = 1.5 * microbatches if job["stage"] == 3 else 1
     network = (job["bandwidth_network"], job["latency"])
     node = {"node_bandwidth": job["bandwidth_node"], "node_latency": job["latency"]}
