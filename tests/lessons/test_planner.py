@@ -505,7 +505,7 @@ def test_answers_on_paper_are_what_the_formulas_return(number):
 @pytest.mark.parametrize(
     ("page", "begin", "end", "commands"),
     [
-        ("README.md", "## Which kind of parallelism do I need?", "\n## ", 26),
+        ("README.md", "## Which kind of parallelism do I need?", "\n## ", 28),
         ("pages/11.md", "computes an example", "<!--", 2),
     ],
 )
