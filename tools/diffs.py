@@ -190,8 +190,7 @@ def way(lesson: Lesson) -> str:
     for word, other in beside(LESSONS, lesson):
         found.append(f"{word}: [{other.title}]({other.page.name})")
     found.append(f"script: [{lesson.path.name}](../{lesson.path.name})")
-    if lesson.notebooks:
-        found.append(f"notebook: {', '.join(link_notebooks(lesson, '../../'))}")
+    found.append(f"notebook: {', '.join(link_notebooks(lesson, '../../'))}")
     if solve := link_exercises(lesson, "../../"):
         found.append(f"[exercise](../exercises/README.md): {', '.join(solve)}")
     return " | ".join(found) + "\n"

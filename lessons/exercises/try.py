@@ -351,6 +351,23 @@ def try_16(answers, rank, world_size):
     show("gradients:", {name: one.grad.flatten() for name, one in layer.named_parameters()})
 
 
+def try_18(answers, rank, world_size):
+    guard = answers.Guard(times=4, count=5, fewest=3)
+    norms = [1.0, 1.2, 0.9, 1.1, 9.0, float("nan"), 1.0]
+    show("norms 1, 1.2, 0.9, 1.1, 9, nan, 1:", [guard.accepts(norm) for norm in norms])
+    show("accepted:", guard.norms)
+    show("norm over all ranks:", answers.total_norm([torch.full((2,), 3.0 * rank)]))
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    guard = answers.Guard(times=4, count=5, fewest=1)
+    for inputs in (1.0, float("nan") if rank == 1 else 1.0, 1.0):
+        micro_batch = torch.full((1, 2), inputs), torch.tensor([rank % 2])
+        taken = answers.train_step(model, optimizer, scheduler, guard, [micro_batch], 1.0)
+        show("taken:", taken, "learning rate:", scheduler.get_last_lr()[0], "bias:", model.bias)
+
+
 TRIALS = {  # each exercise's function and its usual number of processes
     "01": (try_01, 1),
     "02": (try_02, 1),
@@ -367,6 +384,7 @@ TRIALS = {  # each exercise's function and its usual number of processes
     "11": (try_11, 2),
     "15": (try_15, 2),
     "16": (try_16, 2),
+    "18": (try_18, 2),
 }
 
 

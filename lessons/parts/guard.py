@@ -56,8 +56,8 @@ class Guard:
         vars(self).update(state)
 
 
-def require_finite(model):
-    """Refuse to save weights that are not finite: a run could resume from them, but never learn again."""
+def require_finite(model, what_to_do):
+    """Refuse weights that are not finite: a run that resumed from them could never learn again."""
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
-            workload.refuse(f"{name} is not finite, so this step is not saved: resume from the last snapshot")
+            workload.refuse(f"{name} is not finite: {what_to_do}")

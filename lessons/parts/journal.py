@@ -31,6 +31,7 @@ class Journal:
             for name, part in self.parts.items():
                 part.load_state_dict(state[name])
             done = state["step"]
+            require_finite(self.model, f"remove the snapshot of step {done}, and resume from the one before")
             loss_sum += sum(state["loss_sums"]) / len(state["loss_sums"])
         if dist.get_rank() == 0:
             self.report_begin(done)
@@ -44,7 +45,7 @@ class Journal:
         stop = self.snapshots.agree_to_stop()
         is_due = step % self.arguments.snapshot_every == 0 or step == self.arguments.steps
         if stop or is_due:
-            require_finite(self.model)
+            require_finite(self.model, f"step {step} is not saved, resume from the last snapshot")
             state = {name: part.state_dict() for name, part in self.parts.items()}
             state |= {"epoch": 0, "step": step, "loss_sums": self.snapshots.gather(loss_sum.item())}
             self.snapshots.save(state)

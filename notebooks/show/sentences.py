@@ -451,6 +451,48 @@ SENTENCES = {
         "+ workload.check(arguments, replicas=1)": "Here `one_mesh.check` checks which sizes fit,",
         "make_mesh": "and returns the sizes of the mesh.",
     },
+    "18_language_model": {
+        "grown from lesson 07": "The task and the command are new.",
+        "- You will see": "The docstring of lesson 07 describes its output.",
+        "+ You will see": "The docstring of lesson 18 describes what the run prints.",
+        "from datetime import timedelta": "The process group gets a time limit.",
+        "from parts import language_model": "The text, the model, the guard and the snapshots are separate "
+        "files that you can read one at a time.",
+        "+ @workload.print_first_error": "If a process fails, its error is printed before the errors of "
+        "processes that waited for it. Machines that do not share the folder `out` are refused.",
+        "- train_set, test_set": "Both sets contain windows of text. A window has 128 tokens, and for each "
+        "of them the token that follows it.",
+        "# A DistributedSampler may": "The held-out windows are chosen in `validate`.",
+        "- model = workload.ConvNet": "The model is a GPT. `settle` runs DDP's first backward pass before "
+        "the training, so that a resumed run adds up gradients in the same order.",
+        "- optimizer = torch.optim.SGD": "AdamW, a learning rate that warms up and then falls, and, for "
+        "GPUs without bf16, a `GradScaler` replace lesson 07's lines.",
+        "+ guard = Guard": "The guard decides which steps are skipped.",
+        "+ journal = Journal": "The journal saves and reports. If there is a snapshot, `resume` loads it.",
+        "- for epoch in range": "The run counts steps instead of epochs. After each `last` step, it "
+        "validates.",
+        "- sampler.set_epoch": "`batches` goes on in the epoch's permutation after the steps that are done.",
+        "+ batches = language_model": "A batch is tokens and the tokens that follow them.",
+        "- micro_batches = zip": "The micro-batches are formed as in lesson 07.",
+        "loss = cross_entropy(model(images)": "The loss of a micro-batch is the sum over its tokens, "
+        "divided by all tokens of this process in the step.",
+        "- optimizer.step()": "The gradients have been averaged here, so all ranks compute the same norm, "
+        "and make the same decision.",
+        "+ if journal.save_or_stop": "After each step, a snapshot may be due, or the run may have been told "
+        "to stop.",
+        "- mean_loss = loss_sum": "The report covers the steps since the previous report.",
+        "correct = workload.count_correct": "The held-out loss replaces the number of correct answers.",
+        "+ journal.report(last": "Rank 0 reports, and lets the model write.",
+        "+ held_out = language_model.validate(model.module, test_set, len": "At the end, the model is "
+        "validated on all held-out windows.",
+        "+ journal.close()": "The folder is free for other runs again.",
+        "workload.end_with_parent()": "If the terminal or the launcher is killed, the processes end, too.",
+        "- option = parser": "The options, and the checks of their values, are in `language_model.py`.",
+        "- size, parts = arguments": "This check has moved there, too.",
+        "+ arguments.precision = ": "CPUs compute in fp32, and GPUs in bf16 or fp16.",
+        "- dist.init_process_group": "While rank 0 computes the tokens, the other ranks wait, but for ten "
+        "minutes at most. If the run was told to stop, its exit status says so.",
+    },
     "port/after": {
         "before.py on several": "`torchrun` starts the script, and starts it again after a crash.",
         "import torch.distributed as dist": "Everything new comes from PyTorch, except `batch_norm.py`, "

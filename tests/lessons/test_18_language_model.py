@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parts import bpe, gpt, guard, language_model, source
+from parts import bpe, gpt, guard, language_model, snapshot, source
 from tests.helpers.lines import refusal
 from tests.helpers.weights import copy_lessons
 from tools import launcher, lessons
@@ -205,14 +205,28 @@ def test_the_guard_ends_a_run_that_learns_nothing_any_more(capsys):
     assert "error: 20 steps in a row, up to step 40, were skipped" in capsys.readouterr().err
 
 
-def test_weights_that_are_not_finite_are_not_saved(capsys):
+def test_weights_that_are_not_finite_are_refused(capsys):
     model = torch.nn.Linear(2, 2)
-    guard.require_finite(model)
+    guard.require_finite(model, "stop")
     with torch.no_grad():
         model.weight[0, 1] = float("nan")
     with pytest.raises(SystemExit):
-        guard.require_finite(model)
-    assert "error: weight is not finite" in capsys.readouterr().err
+        guard.require_finite(model, "stop")
+    assert "error: weight is not finite: stop\n" in capsys.readouterr().err
+
+
+def test_a_snapshot_with_nan_is_refused(fork):
+    words = (*SAVING, "--steps", 10)
+    out = fork(STEM, 1, *words).out
+    (newest,) = out.glob(f"{STEM}.*-step000000010.snapshot")
+    state = snapshot.unseal(newest.read_bytes())
+    state["model"]["norm.weight"][3] = float("nan")
+    newest.write_bytes(snapshot.seal(state))
+    result = fork(STEM, 1, *words, refused=True)
+    advice = "remove the snapshot of step 10, and resume from the one before"
+    assert result.stderr == f"error: norm.weight is not finite: {advice}\n"
+    newest.unlink()
+    assert "resumed after step 5\n" in fork(STEM, 1, *words).stdout
 
 
 # ---- tokens -----------------------------------------------------------------------------------

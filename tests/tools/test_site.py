@@ -255,8 +255,6 @@ def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
         if not before:
             assert lesson["because"] == [None] * len(lesson["lines"]) and not lesson["sentences"]
             continue
-        if not lessons.get(stem).notebooks:
-            continue  # no notebook explains its changes yet
         own = {number: why[1] for number, why in enumerate(lesson["because"]) if why and why[0] == position}
         lines = list(rows(before, stem))
         assert [TEXTS[stem][number] for number in own] == [line[1:] for line in lines if line[0] == "+"]
@@ -303,8 +301,6 @@ def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(page):
     for lesson in lessons.LESSONS[1:]:
         page.press("ArrowRight")
         assert page.ask(CHOSEN) == [lesson.grown_from, lesson.stem]
-        if not lesson.notebooks:
-            continue  # no notebook explains its changes yet
         # Its lines come from a file of their own, when they are asked for.
         why = f"#widget .why a[href^='../notebooks/{lesson.stem}.html']"
         page.until(f"{every(why)}.length", lesson.stem)

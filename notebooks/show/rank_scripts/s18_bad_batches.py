@@ -1,0 +1,188 @@
+"""Lesson 18's training on two ranks, with batches that are damaged on purpose: for notebook 18.
+
+RUN names the folder of a run of the lesson, and OPTIONS has the options of its command.
+"""
+
+import hashlib
+import math
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from group import rank, world_size
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import workload
+from parts import bpe, language_model, source
+from parts.guard import Guard
+from parts.snapshot import unseal
+
+LESSON = "18_language_model"
+FOLDER = Path(os.environ["RUN"])
+NO_TARGET = -100  # cross_entropy leaves out positions with this target
+
+
+def damage(kind, tokens, following, vocabulary):
+    """Return the batch that a damaged file, or a mistake in the data loader, would give."""
+    if kind == "random tokens":
+        draw = torch.Generator().manual_seed(5)
+        drawn = torch.randint(vocabulary, (len(tokens), tokens.shape[1] + 1), generator=draw)
+        return drawn[:, :-1], drawn[:, 1:]
+    if kind == "zeros":
+        return torch.zeros_like(tokens), torch.zeros_like(following)
+    if kind == "no targets":
+        return tokens, torch.full_like(following, NO_TARGET)
+    return tokens, following
+
+
+class Job:
+    """The lesson's model, optimizer, schedule and guard, as they were after a step of its run."""
+
+    def __init__(self, after_step, *more_options):
+        parser = workload.parser(f"{LESSON}.py", "")
+        language_model.options(parser)
+        self.arguments = parser.parse_args([*os.environ["OPTIONS"].split(), *more_options])
+        workload.set_seed(self.arguments.seed)
+        (path,) = FOLDER.glob("*.tokens-*.pt")
+        self.text = torch.load(path, weights_only=True)
+        length = self.arguments.length
+        self.train_set = source.windows(self.text["train"], length, self.arguments.train_size)
+        self.held_out = source.windows(self.text["held_out"], length, self.arguments.test_size)
+        model = language_model.build_model(self.arguments, torch.device("cpu"))
+        self.model = nn.parallel.DistributedDataParallel(model)
+        self.model.register_comm_hook(None, self.note_own_gradients)
+        self.own_squares = 0.0
+        workload.settle(self.model, self.train_set.images[:1])
+        self.optimizer = language_model.make_optimizer(self.model, self.arguments)
+        self.scheduler = language_model.make_scheduler(self.optimizer, self.arguments, 0)
+        self.guard = Guard(self.arguments.skip_above)
+        self.done = after_step
+        if after_step > 0:
+            self.load()
+
+    def load(self):
+        (path,) = FOLDER.glob(f"{LESSON}.*-step{self.done:09}.snapshot")
+        state = unseal(path.read_bytes())
+        self.model.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.guard.load_state_dict(state["guard"])
+
+    def note_own_gradients(self, _, bucket):
+        """DDP calls this for each bucket, before it averages the gradients in the bucket."""
+        self.own_squares += bucket.buffer().square().sum().item()
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    def sampler(self, shuffle=True):
+        seed = self.arguments.seed
+        return DistributedSampler(self.train_set, shuffle=shuffle, seed=seed, drop_last=True)
+
+    def batches(self, last, shuffle):
+        size = self.arguments.batch_size // world_size
+        sampler = self.sampler(shuffle)
+        loader = DataLoader(
+            self.train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate
+        )
+        return language_model.batches(loader, self.done, last)
+
+    def train(
+        self,
+        last,
+        bad=None,
+        on=(1,),
+        guard=None,
+        clip=1.0,
+        leave_out=(),
+        schedule_waits=False,
+        zero_gradients=False,
+        shuffle=True,
+    ):
+        """Train up to step `last`, and return a row for each step.
+
+        `bad` maps steps to the damage of their batches, which only the ranks in `on` get.
+        `guard` is "norm" for the lesson's guard, or "own loss" for one that looks at this rank's loss.
+        Batches in `leave_out` are not trained on at all.
+        With `schedule_waits`, a skipped step leaves the learning rate as it is.
+        With `zero_gradients`, the optimizer gets zeros instead of skipping a step.
+        """
+        rows = []
+        for step, (tokens, following) in enumerate(self.batches(last, shuffle), self.done + 1):
+            if step in leave_out:
+                self.scheduler.step()
+                continue
+            kind = (bad or {}).get(step) if rank in on else None
+            row = {"step": step} | self.backward(kind, tokens, following)
+            row["norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), clip).item()
+            row["taken"] = self.accepts(guard, row)
+            if zero_gradients and not row["taken"]:
+                self.model.zero_grad(set_to_none=False)
+            if row["taken"] or zero_gradients:
+                self.optimizer.step()
+            if row["taken"] or not schedule_waits:
+                self.scheduler.step()
+            rows.append(row)
+        self.done = last
+        return rows
+
+    def accepts(self, guard, row):
+        if guard == "norm":
+            return self.guard.accepts(row["step"], row["norm"])
+        if guard == "own loss":
+            return math.isfinite(row["loss"])
+        return True
+
+    def backward(self, kind, tokens, following):
+        self.optimizer.zero_grad()
+        self.own_squares = 0.0
+        tokens, following = damage(kind, tokens, following, self.arguments.tokens)
+        scores = self.model(tokens).flatten(0, 1)
+        loss = cross_entropy(scores, following.flatten(), ignore_index=NO_TARGET, reduction="sum")
+        loss = loss / (following != NO_TARGET).sum()
+        if kind == "NaN":
+            loss = loss * float("nan")
+        loss.backward()
+        return {"loss": loss.item(), "own_norm": math.sqrt(self.own_squares)}
+
+    @torch.no_grad()
+    def held_out_loss(self):
+        scores = self.model.module(self.held_out.images).flatten(0, 1)
+        return cross_entropy(scores, self.held_out.labels.flatten()).item()
+
+    def weights(self):
+        return nn.utils.parameters_to_vector(self.model.module.parameters()).detach()
+
+    def checksum(self):
+        """Of all weights: two runs with the same checksum have the same weights, bit for bit."""
+        return hashlib.sha256(self.weights().numpy().tobytes()).hexdigest()[:12]
+
+    def far_from_rank_0(self):
+        """The largest difference between a weight of this rank and the same weight of rank 0."""
+        weights = self.weights()
+        of_rank_0 = weights.clone()
+        dist.broadcast(of_rank_0, src=0)
+        return (weights - of_rank_0).abs().max().item()
+
+    def end(self):
+        """What the notebook compares at the end of a run."""
+        values = {"held_out": self.held_out_loss(), "checksum": self.checksum()}
+        values["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        return values | {"far": self.far_from_rank_0(), "skipped": self.guard.skipped}
+
+    def look_at(self, step):
+        """For each window of this rank's batch of a step: its text, and the norm of its own gradient."""
+        encoder = bpe.Encoder([tuple(pair) for pair in self.text["merges"]])
+        size = self.arguments.batch_size // world_size
+        found = []
+        for number in list(self.sampler())[size * (step - 1) : size * step]:
+            model = self.model.module
+            model.zero_grad()
+            tokens, following = self.train_set.images[number], self.train_set.labels[number]
+            cross_entropy(model(tokens[None])[0], following).backward()
+            norm = nn.utils.get_total_norm([weight.grad for weight in model.parameters()]).item()
+            text = encoder.decode(tokens.tolist()).decode(errors="replace")
+            found.append({"rank": rank, "norm": norm, "text": text})
+        return found
