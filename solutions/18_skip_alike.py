@@ -74,10 +74,10 @@ def total_norm(gradients):
 
 def average_gradients(model):
     """Replace each gradient by its mean over all ranks, which is then equal on all ranks to the last bit."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
 
 
 def train_step(model, optimizer, scheduler, guard, micro_batches, max_norm):
