@@ -4,6 +4,7 @@ test_errors.py and test_statements.py start it, with torchrun where it needs two
 prints.
 """
 
+import copy
 import io
 import json
 import os
@@ -22,7 +23,10 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn  # before init_process_group, or gloo may abort the process at exit
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed import run
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -113,6 +117,11 @@ def no_operators():
     """What torchvision does on import, in a new Python: the fork server has declared this operator."""
     code = "import torch; torch.library.register_fake('torchvision::nms')(print)"
     os.execv(sys.executable, [sys.executable, "-c", code])
+
+
+def threads_not_set():
+    os.environ.pop("OMP_NUM_THREADS", None)
+    run.config_from_args(run.parse_args(["--nproc-per-node", "2", "train.py"]))
 
 
 # ---- meeting ----
@@ -321,6 +330,18 @@ def no_inf_checks():
     scaler.step(optimizer)
 
 
+def copied_after_sharding():
+    group()
+    model = nn.Linear(2, 2)
+    fully_shard(model)
+    copy.deepcopy(model)
+
+
+def mesh_too_large():
+    group()
+    init_device_mesh("cpu", (2, 2))
+
+
 # ---- saving ----
 
 
@@ -350,6 +371,12 @@ def key_not_in_checkpoint():
     group()
     dcp.save({"model": {"weight": torch.ones(2)}}, checkpoint_id="here")
     dcp.load({"model": {"other": torch.ones(2)}}, checkpoint_id="here")
+
+
+def one_part_of_the_state():
+    group()
+    optimizer = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
+    optimizer.state_dict()
 
 
 # ---- loading data ----
