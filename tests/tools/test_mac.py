@@ -3,6 +3,7 @@
 The surroundings are tools/testbed/mac. What they cannot have is said there.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -10,10 +11,12 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from tools.lessons import ROOT
 from tools.testbed import mac
+from tools.testbed.processes import wait_for
 from tools.testbed.surroundings import own_torchrun
 
 SMALL = ("--epochs", 2, "--train-size", 240, "--batch-size", 24, "--test-size", 60)
@@ -94,6 +97,44 @@ def test_ctrl_c_ends_a_run_and_all_its_processes(tmp_path):
     finally:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
+
+
+# What is interrupted, and a word of the processes that are then at work.
+INTERRUPTED = {
+    "check": ("check EX=03.2a SUBMISSION=solutions", "worker.py"),
+    "test": ("test 'ARGUMENTS=-n1 tests/lessons/test_one_screen.py'", "torch.distributed.run"),
+}
+
+
+@in_the_surroundings
+@pytest.mark.long
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_ctrl_c_leaves_no_process(tmp_path, name):
+    """The namespace would end them all, so they are looked for before it ends."""
+    target, at_work = INTERRUPTED[name]
+    probe = f"{sys.executable} {ROOT / 'tests/probes/alive_here.py'}"
+    script = f"trap : INT; make -s {target} PYTHON={sys.executable} OUT={tmp_path}; echo; {probe}"
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTEST"))
+    }
+    words = mac.words("sh", "-c", script)
+    run = subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True, **options)
+    try:
+        wait_for(lambda: any(at_work in " ".join(words) for words in words_below(run.pid)), 300)
+        os.killpg(run.pid, signal.SIGINT)
+        said, _ = run.communicate(timeout=120)
+        assert json.loads(said.splitlines()[-1]) == [], said
+        assert "Traceback" not in said
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+
+
+def words_below(pid):
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            yield process.cmdline()
 
 
 @in_the_surroundings

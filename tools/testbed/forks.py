@@ -69,15 +69,17 @@ class Launches(Commands):
                 start_new_session=True,
             )
         Path(folder, ".pid").write_text(str(process.pid))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(limit)
-        deadline = time.monotonic() + 20
-        while process.returncode is not None and alive(mark) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        left = [pid for pid, _ in alive(mark)]
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(limit)
+            deadline = time.monotonic() + 20
+            while process.returncode is not None and alive(mark) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:  # also after Ctrl-C, which does not reach a session of its own
+            left = [pid for pid, _ in alive(mark)]
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         if process.returncode is None:
             process.wait()
             return None, left
