@@ -62,10 +62,11 @@ def draw_loss_and_norm(ranks, marks, usual):
             (first + last) / 2, 1.02, words, ha="center", transform=upper.get_xaxis_transform(), size=9.5
         )
     upper.set(ylabel="loss")
-    highest = max(norm for norm in norms if isfinite(norm))
-    lower.set(xlabel="step", ylabel="norm", ylim=(0.6, 1.4 * max(highest, 5 * usual)))
+    lower.set(xlabel="step", ylabel="norm")
     lower.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     lower.set_yticks([], minor=True)
+    highest = max(norm for norm in norms if isfinite(norm))
+    lower.set_ylim(0.6, 1.4 * highest)  # after set_yticks, which makes room for its largest number
     lower.axhline(usual, color=GREY, lw=1, ls=":")
     lower.set_xlim(steps[0] - 1, steps[-1] + 1)
     said = []
