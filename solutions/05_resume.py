@@ -9,8 +9,9 @@ last complete epoch, as in lesson 05.
     05.3 (1 point)   train: continue where the last run stopped
 
 `parts` is a dict such as {"model": ..., "optimizer": ..., "scheduler": ...}, and there may be further
-parts. Each part has `state_dict()` and `load_state_dict(state)`. `snapshot` is the path of the snapshot
-file, a `pathlib.Path`. Its folder exists. You decide what the file contains.
+parts with any names, also one called "epoch". Each part has `state_dict()` and `load_state_dict(state)`.
+`snapshot` is the path of the snapshot file, a `pathlib.Path`. Its folder exists. You decide what the file
+contains.
 """
 
 from pathlib import Path
