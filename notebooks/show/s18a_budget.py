@@ -1,0 +1,179 @@
+"""Notebook 18a: what a step of lesson 18's model keeps in memory, and what its time is spent on."""
+
+import json
+import statistics
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
+
+from show import s03b_overlap as overlap
+from show.folders import LESSONS, RANK_SCRIPTS, python_path
+from show.pictures import BLUE, GREEN, GREY, HATCHES, INK, ORANGE, PINK, SKY, picture
+from show.processes import ranks
+
+PHASES = {"forward": SKY, "backward": BLUE, "optimizer": GREEN}
+LIMIT = 100  # seconds for the two ranks of a link
+BURST = "64kb"  # so many bytes may pass at once, without waiting: far fewer than a bucket has
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def draw_parts(plain, checkpointed):
+    """The megabytes that each place of the model keeps for backward, in two bars for each place."""
+    _, axes = plt.subplots(figsize=(4.8, 3.9))
+    said = []
+    for number, place in enumerate(plain):
+        before, after = plain[place] / 1e6, checkpointed.get(place, 0) / 1e6
+        axes.barh(-number + 0.2, before, 0.36, color=BLUE)
+        axes.barh(-number - 0.2, after, 0.36, color=ORANGE, hatch=HATCHES[ORANGE], edgecolor="white", lw=0.4)
+        said.append(f"{place} {before:.1f} and {after:.1f}")
+    axes.set_yticks([-number for number in range(len(plain))], list(plain))
+    axes.set(xlabel="MB kept for backward")
+    axes.tick_params(axis="y", length=0)
+    handles = [Patch(color=BLUE), Patch(facecolor=ORANGE, hatch=HATCHES[ORANGE], edgecolor="white")]
+    axes.set_title("What each part keeps", pad=24)
+    axes.legend(handles, ["as it is", "with checkpointing"], loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    picture(f"Megabytes kept for backward, as it is and with checkpointing: {', '.join(said)}.")
+
+
+def read_memory(path, fixed):
+    """What a trace says: the allocated bytes over time, and the phases, both in ms. `fixed` bytes were
+    allocated before the trace began."""
+    events = json.loads(path.read_text())["traceEvents"]
+    allocations = sorted(
+        (event["ts"], event["args"]["Total Allocated"], event["args"]["Bytes"])
+        for event in events
+        if event["name"] == "[memory]"
+    )
+    first, size, added = allocations[0]
+    earlier = size - added  # an earlier trace of this process may have left something
+    phases = [
+        ((event["ts"] - first) / 1000, (event["ts"] + event["dur"] - first) / 1000, event["name"])
+        for event in events
+        if event["name"] in PHASES and event.get("cat") == "user_annotation"
+    ]
+    memory = [((time - first) / 1000, fixed + size - earlier) for time, size, _ in allocations]
+    return {"fixed": fixed, "memory": memory, "phases": phases, "peak": max(size for _, size in memory)}
+
+
+def draw_memory(found):
+    """For each setting, the bytes that are allocated during a step; below, the phase of the step."""
+    _, panels = plt.subplots(len(found), sharey=True, figsize=(4.8, 1.1 + 1.75 * len(found)))
+    top = max(one["peak"] for one in found.values()) / 1e6
+    said = []
+    for axes, (setting, one) in zip(panels, found.items(), strict=True):
+        times = [ms for ms, _ in one["memory"]]
+        sizes = [size / 1e6 for _, size in one["memory"]]
+        axes.fill_between(times, sizes, step="post", color=GREY, alpha=0.35, lw=0)
+        axes.plot(times, sizes, drawstyle="steps-post", color=INK, lw=1)
+        axes.axhline(one["fixed"] / 1e6, color=PINK, lw=1.5, ls="--")
+        for begin, end, phase in one["phases"]:
+            axes.barh(-0.09 * top, end - begin, 0.1 * top, left=begin, color=PHASES[phase])
+        said.append(f"{setting}: {one['peak'] / 1e6:.0f} MB at the highest point")
+        axes.set(xlim=(0, times[-1]), ylim=(-0.16 * top, 1.12 * top), ylabel="MB")
+        axes.set_title(setting, pad=24 if axes is panels[0] else 6)
+    panels[-1].set_xlabel("ms of the step (with the profiler)")
+    handles = [Patch(color=colour) for colour in PHASES.values()]
+    handles.append(plt.Line2D([], [], color=PINK, ls="--"))
+    panels[0].legend(
+        handles, [*PHASES, "before the step"], loc="lower left", bbox_to_anchor=(-0.14, 1), ncols=4,
+        **overlap.TIGHT,
+    )  # fmt: skip
+    picture(f"Memory during a step. {'; '.join(said)}.")
+
+
+# ---- time ---------------------------------------------------------------------------------------
+
+
+def on_link(script, mbit=None):
+    """Run a script as two ranks whose link has this rate; None for loopback. Returns the steps of rank 0,
+    by setting, and what kind of link it was."""
+    if mbit is None:
+        return overlap.read_steps(ranks(script, 2, LIMIT, quiet=True)), "loopback"
+    try:
+        return overlap.read_steps(
+            in_namespaces(script, mbit)
+        ), "network namespaces; the kernel limits the rate"
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # macOS, or a container without the right
+        slow = ranks(script, 2, LIMIT, {"SIMULATED_MBIT": mbit}, quiet=True)
+        return overlap.read_steps(slow), "simulated: a hook that waits"
+
+
+def in_namespaces(script, mbit):
+    from tools.testbed import hosts
+
+    if hosts.why_not():
+        raise RuntimeError(hosts.why_not())
+    folder = script.resolve().parent / f"{mbit}-mbit"
+    both = []
+    with hosts.Hosts(folder, 2) as two:
+        for number in (1, 2):
+            link = ("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf")
+            two.call(*link, "rate", f"{mbit}mbit", "burst", BURST, "latency", "100ms")
+        for rank in (0, 1):
+            names = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "STORE": str(folder / "store")}
+            names |= {"RESULT": str(folder / f"{rank}.json"), "GLOO_SOCKET_IFNAME": "eth0"}
+            names |= {"PYTHONPATH": python_path(LESSONS, RANK_SCRIPTS)}
+            both.append(two.run(rank + 1, sys.executable, script.resolve(), environment=names))
+        codes = [command.finish(LIMIT) for command in both]
+    if codes != [0, 0]:
+        raise AssertionError(
+            f"a rank failed on a link of {mbit} Mbit/s: {both[0].output()}{both[1].output()}"
+        )
+    found = []
+    for rank in (0, 1):
+        where = folder / f"{rank}.json"
+        found.append(SimpleNamespace(where=where, result=json.loads(where.read_text())))
+    return found
+
+
+def budget(steps):
+    """The median milliseconds of rank 0's steps, by part. `hidden` lies inside the other parts."""
+    rows = []
+    for step in steps:
+        sending = overlap.covered(overlap.bars(step, "all_reduce"))
+        hidden = overlap.hidden(step)
+        row = {
+            "forward": overlap.covered(overlap.bars(step, "forward")),
+            "backward": overlap.covered(overlap.bars(step, "backward")),
+            "communication, not hidden": sending - hidden,
+            "optimizer": overlap.covered(overlap.bars(step, "update")),
+        }
+        row["everything else"] = max(0.0, step["ms"] - sum(row.values()))
+        rows.append(row | {"hidden": hidden, "step": step["ms"]})
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+
+
+COLOURS = {
+    "forward": SKY,
+    "backward": BLUE,
+    "communication, not hidden": ORANGE,
+    "optimizer": GREEN,
+    "everything else": GREY,
+}
+
+
+def draw_budget(found):
+    """A bar for each setting; below it, thinner, the communication that is hidden."""
+    _, axes = plt.subplots(figsize=(4.8, 1.6 + 0.72 * len(found)))
+    said = []
+    for number, (setting, row) in enumerate(found.items()):
+        left = 0.0
+        for name, colour in COLOURS.items():
+            look = {"color": colour, "hatch": HATCHES.get(colour), "edgecolor": "white", "lw": 0.4}
+            axes.barh(-number, row[name], 0.5, left=left, **look)
+            left += row[name]
+        axes.text(0, -number + 0.33, setting, size=9.5, weight="bold", va="bottom")
+        parts = ", ".join(f"{name} {row[name]:.0f} ms" for name in COLOURS)
+        said.append(f"{setting}: {parts}, and {row['hidden']:.0f} ms of communication hidden")
+    axes.set_yticks([])
+    axes.set(xlabel="ms of a step of rank 0 (medians)", ylim=(-len(found) + 0.6, 0.75))
+    handles = [
+        Patch(facecolor=colour, hatch=HATCHES.get(colour), edgecolor="white") for colour in COLOURS.values()
+    ]
+    axes.legend(handles, list(COLOURS), loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, **overlap.TIGHT)
+    picture(f"Where the time of a step goes. {'. '.join(said)}.")
