@@ -1,6 +1,7 @@
 """`make gpu` and `make gpu-speed`: what they promise, without a GPU and on simulated ones."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
-from tools import launcher
+import workload
+from parts import gpt, language_model
+from tools import launcher, lessons
 from tools.makers import result_files, running
 from tools.makers.gpu import h100, measure, probes, run_tests
 from tools.testbed import pretending
@@ -146,6 +150,55 @@ def test_a_probe_runs_in_small_on_simulated_gpus(tmp_path, monkeypatch, words, o
     row = measure.measure("small", "it", command, environment)
     assert "failed" not in row and measure.line(row), row
     assert pretending.waits(2, tmp_path) is not None  # it fails if no process has found a GPU
+
+
+@needs_simulated
+@pytest.mark.long("1")
+@pytest.mark.night
+@pytest.mark.parametrize("ranks", [1, 2], ids=str)
+def test_lesson_18_is_measured_in_small_on_simulated_gpus(tmp_path, monkeypatch, ranks):
+    """Without --compile, which simulated GPUs cannot do."""
+    monkeypatch.setattr(measure, "LANGUAGE", measure.LANGUAGE.replace("--compile ", ""))
+    small = "--steps 6 --validate-every 3 --warm-up 1 --heads 2 --width 16"
+    small = f"{lessons.get('18_language_model').small} {small}"
+    words, environment = measure.language(ranks, small)
+    environment |= pretending.environment(2, tmp_path, environment)
+    environment["PYTHONPATH"] = python_path(pretending.AT_EXIT, *environment["PYTHONPATH"].split(os.pathsep))
+    environment.pop("SHARE_GPU", None)
+    row = measure.measure("language", "small", words, environment)
+    assert "failed" not in row, row
+    assert row["tokens/s"] > 0 and row["MFU"] is None and 1 < row["bits per byte"] < 8
+    assert re.fullmatch(r"[\d,]+ parameters: [\d,]+ tokens/s; .* \(xz \d\.\d+\)", measure.line(row))
+    assert pretending.waits(2, tmp_path) is not None
+
+
+def test_lesson_18s_rows_have_the_sizes_that_they_name(tmp_path):
+    """The model's parameters, to a tenth; and all options are the lesson's."""
+    for name, (_, options) in measure.LANGUAGES.items():
+        parser = workload.parser("18_language_model.py", "")
+        language_model.options(parser)
+        arguments = parser.parse_args([*measure.LANGUAGE.split(), *options.split()])
+        language_model.check(arguments)
+        with torch.device("meta"):
+            model = gpt.GPT(arguments.tokens, arguments.width, arguments.heads, arguments.layers)
+        millions = sum(weight.numel() for weight in model.parameters()) / 1e6
+        assert millions == pytest.approx(int(name.split("M")[0]), rel=0.1), name
+    assert "124M" not in measure.languages()
+    words, _ = measure.languages(tmp_path)["124M"]
+    assert words[-2:] == ["--text", tmp_path]
+
+
+def test_what_lesson_18_prints_is_a_row(monkeypatch):
+    stdout = """held out, bits per byte: gzip 1.853, xz 1.510
+model of 10,424,832 parameters, 5,630 steps of 16,384 tokens
+step   500 | bits per byte 1.631, held out 1.650 | norm 0.99 | 10,121 tokens/s | MFU 1.0%
+step  1000 | bits per byte 1.431, held out 1.450 | norm 0.99 | 1,010,121 tokens/s | MFU 21.5%
+    def f(tokens/s):
+all held-out files: 1.301 bits per byte; skipped steps: none
+"""
+    row = measure.read_language(stdout)
+    said = "10,424,832 parameters: 1,010,121 tokens/s, MFU 21.5%; 1.301 bits per byte of all held-out files"
+    assert measure.line(row) == f"{said} (xz 1.510)"
 
 
 @needs_simulated

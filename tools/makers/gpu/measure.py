@@ -1,7 +1,8 @@
 """Measure how fast this machine's GPUs train, and what limits them: `make gpu-speed`
 
     python -m tools.makers.gpu.measure                   everything
-    python -m tools.makers.gpu.measure --only gpt        one or more of: loop gpt all-reduce memory several
+    python -m tools.makers.gpu.measure --only gpt        any of: loop gpt all-reduce memory several language
+    python -m tools.makers.gpu.measure --text FOLDER     lesson 18 also trains 124M parameters on your text
     python -m tools.makers.gpu.measure --minutes 4       begin no measurement after 4 minutes
 
 You will see a line for each measurement. They run one after the other, so that nothing else uses the GPU, and
@@ -29,6 +30,7 @@ from workload.machine import unseen_gpu
 
 PROBES = Path(__file__).resolve().parent / "probes.py"
 LIMIT = 180  # seconds of a measurement
+LANGUAGE_LIMIT = 240  # of lesson 18: its tokens, two compilations, the run, and all held-out files
 # NVIDIA's data sheets and white papers, dense, 10**12 operations a second: bf16 with tensor cores that add up
 # in fp32.
 PEAKS = {
@@ -65,12 +67,28 @@ GPTS = {
     "gpt, cuDNN's attention": {"kinds": ["compiled", "fused", "cudnn"], "size": 32, "steps": 5},
     "gpt, 50,304 words": {"kinds": ["compiled", "fused"], "size": 16, "characters": 50304},
 }
+# Lesson 18 as it is, with other sizes: the number of ranks, and the lesson's options. Ten epochs of PyTorch's
+# source are 92 million tokens. The largest model runs only with --text, and only for its speed.
+LANGUAGES = {
+    "10M": (1, "--layers 5 --width 384 --heads 6 --epochs 10"),
+    "10M on 2": (2, "--layers 5 --width 384 --heads 6 --steps 1000"),
+    "30M": (1, "--layers 9 --width 512 --heads 8 --epochs 10"),
+    "124M": (1, "--layers 16 --width 768 --heads 12 --length 1024 --tokens 16384 --steps 300"),
+}
+LANGUAGE = (
+    "--compile --length 512 --batch-size 32 --accumulate 1 --lr 0.001 --warm-up 200 --validate-every 250"
+)
 
 
 def job(*words, ranks=0, kinds=(), **options):
     """The command and environment of a probe; under torchrun if it has a number of ranks."""
     start = own_torchrun("--standalone", "--nproc-per-node", ranks) if ranks else [sys.executable]
     given = [f"{name}={value}" for name, value in options.items()]
+    return [*start, PROBES, *words, *kinds, *given], surroundings(ranks)
+
+
+def surroundings(ranks):
+    """The environment of a job."""
     environment = dict(os.environ)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
@@ -78,7 +96,16 @@ def job(*words, ranks=0, kinds=(), **options):
     environment["PYTHONPATH"] = python_path(ROOT / "lessons", ROOT)
     if ranks > workload.gpu_count():  # with a GPU for each rank, NCCL has its own ways
         environment["SHARE_GPU"] = "1"
-    return [*start, PROBES, *words, *kinds, *given], environment
+    return environment
+
+
+def language(ranks, options, text=None):
+    """The command and environment of lesson 18. A later option replaces an earlier one."""
+    start = own_torchrun("--standalone", "--nproc-per-node", ranks)
+    words = [*start, ROOT / "lessons/18_language_model.py", *LANGUAGE.split(), *options.split()]
+    if text:
+        words += ["--text", text.resolve()]
+    return words, surroundings(ranks)
 
 
 # ---- what is measured: names and jobs -----------------------------------------------------------
@@ -129,12 +156,21 @@ def several_gpus():
     return found
 
 
+def languages(text=None):
+    """Lesson 18, with PyTorch's source. The model of 124M parameters trains on a text of your own."""
+    found = {name: language(*row) for name, row in LANGUAGES.items() if name != "124M"}
+    if text:
+        found["124M"] = language(*LANGUAGES["124M"], text)
+    return found
+
+
 KINDS = {
     "loop": loops,
     "gpt": gpts,
     "all-reduce": all_reduces,
     "memory": memories,
     "several": several_gpus,
+    "language": languages,
 }
 
 
@@ -172,6 +208,10 @@ def line(row):
     if "images/s" in row:
         share = "" if row["name"] in IN_32_BITS else share_of_peak(row["images/s"] * row["flops"])
         return f"{row['images/s']:,.0f} images/s{share}{limits(row['busy'])}"
+    if "bits per byte" in row:
+        mfu = "" if row["MFU"] is None else f", MFU {row['MFU']:.1%}"
+        said = f"{row['bits per byte']:.3f} bits per byte of all held-out files (xz {row['xz']:.3f})"
+        return f"{row['parameters']:,} parameters: {row['tokens/s']:,.0f} tokens/s{mfu}; {said}"
     if "tokens/s" in row:
         share = share_of_peak(row["flops"] / row["seconds"])
         memory = f"{row['bytes'] / 1e9:.0f} GB"
@@ -196,7 +236,27 @@ def lacks(kind, name):
     if name not in IN_32_BITS and kind in ("loop", "gpt", "several") and not has_bf16:
         return "this GPU has no bf16"
     is_compiled = name == "compile" or "compiled" in GPTS.get(name, {}).get("kinds", ())
+    is_compiled = is_compiled or kind == "language"
     return pretending.no_compiler() if is_compiled else ""
+
+
+def read_probe(stdout):
+    (said,) = [text for text in stdout.splitlines() if text.startswith('{"probe"')]
+    return json.loads(said)["probe"]
+
+
+def read_language(stdout):
+    """What lesson 18 has printed: its last report, and the end."""
+    speeds = re.findall(r"([\d,]+) tokens/s(?: \| MFU ([\d.]+)%)?$", stdout, re.M)
+    speed, mfu = speeds[-1]
+    return {
+        "parameters": int(re.search(r"model of ([\d,]+) parameters", stdout)[1].replace(",", "")),
+        "tokens/s": int(speed.replace(",", "")),
+        "MFU": float(mfu) / 100 if mfu else None,
+        "bits per byte": float(re.search(r"all held-out files: ([\d.]+) bits", stdout)[1]),
+        "gzip": float(re.search(r"gzip ([\d.]+)", stdout)[1]),
+        "xz": float(re.search(r"xz ([\d.]+)", stdout)[1]),
+    }
 
 
 def measure(kind, name, words, environment, limit=LIMIT):
@@ -206,8 +266,7 @@ def measure(kind, name, words, environment, limit=LIMIT):
     try:
         with running.empty_folder() as folder:
             stdout, _ = running.finish(running.start(words, folder, environment), limit)
-        (said,) = [text for text in stdout.splitlines() if text.startswith('{"probe"')]
-        row |= json.loads(said)["probe"]
+        row |= read_language(stdout) if kind == "language" else read_probe(stdout)
     except SystemExit as error:
         lines = [text for text in str(error).splitlines() if text.strip()]
         raised = [text for text in lines if "rror: " in text and "ChildFailed" not in text]
@@ -220,6 +279,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of all that it writes (out)")
     parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS), help="what to measure")
+    parser.add_argument("--text", type=Path, help="a folder of your own text, for lesson 18's largest model")
     parser.add_argument("--minutes", type=float, default=60, help="after which no more is begun (60)")
     arguments = parser.parse_args()
     if workload.gpu_count() == 0:
@@ -235,14 +295,16 @@ def main():
         rows = []
     failed = 0
     for kind in arguments.only:
-        for name, (words, environment) in KINDS[kind]().items():
+        jobs = languages(arguments.text) if kind == "language" else KINDS[kind]()
+        for name, (words, environment) in jobs.items():
             if time.monotonic() - began > 60 * arguments.minutes:
                 print(f"{kind}, {name}: not begun after {arguments.minutes:g} minutes", flush=True)
                 continue
             if reason := lacks(kind, name):
                 print(f"{kind}, {name}: {reason}", flush=True)
                 continue
-            row = measure(kind, name, words, environment)
+            limit = LANGUAGE_LIMIT if kind == "language" else LIMIT
+            row = measure(kind, name, words, environment, limit)
             print(f"{kind}, {name}: {line(row)}  [{row['took']:.0f} s]", flush=True)
             failed += "failed" in row
             rows.append(row)
