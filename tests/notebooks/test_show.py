@@ -21,6 +21,7 @@ import show
 import workload
 from show import s02_replicas as replicas
 from show import s02a_collectives as collectives
+from show import s18a_budget as budget
 from show import slow_links
 from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons, notebooks
@@ -250,3 +251,62 @@ def test_a_slow_link_is_as_slow_as_it_says(tmp_path):
     ddp, local = (rows[0] for rows in measuring.on_two_hosts(tmp_path, "10mbit", runs, (2400, 100)))
     assert 20 * 129_128 < ddp["sent"] < 1.05 * 20 * 129_128 and 19 < ddp["sent"] / local["sent"] < 21
     assert ddp["seconds"] > 0.9 * 8 * ddp["sent"] / 10e6
+
+
+# ---- notebook 18a -------------------------------------------------------------------------------
+
+SENDER = """
+import json, os, time
+import torch
+from s03b_two_ranks import rank, together
+from s18a_link import bf16, fp32, register
+from torch import nn
+
+def work():
+    seconds = []
+    for send in (fp32, bf16):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(250, 1000, bias=False))
+        register(model, send)
+        for _ in range(2):
+            start = time.monotonic()
+            model(torch.ones(1, 250)).sum().backward()
+            seconds.append(time.monotonic() - start)
+    return seconds
+
+together(work)
+"""
+
+
+def test_where_the_kernel_cannot_limit_a_link_a_hook_waits_as_long(out):
+    """At 10 Mbit/s, 1 MB takes 0.8 seconds, and half of it in 16 bits."""
+    script = out / "sender.py"
+    script.write_text(SENDER)
+    for running in show.ranks(script, 2, environment={"SIMULATED_MBIT": 10}):
+        whole, half = running.result[1], running.result[3]
+        assert whole >= 0.8 > half >= 0.4
+
+
+def allocation(time, size, total):
+    about = {"Bytes": size, "Total Allocated": total}
+    return {"name": "[memory]", "ts": time, "args": about}
+
+
+def test_memory_is_counted_from_the_begin_of_a_trace(tmp_path):
+    """An earlier trace of the process has left 7 bytes in the profiler's total."""
+    phase = {"name": "forward", "cat": "user_annotation", "ts": 2000, "dur": 3000}
+    events = [allocation(4000, -30, 77), phase, allocation(1000, 100, 107)]
+    path = tmp_path / "trace"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = budget.read_memory(path, 1000)
+    assert found["memory"] == [(0, 1100), (3, 1070)] and found["peak"] == 1100
+    assert found["phases"] == [(1, 4, "forward")]
+
+
+def test_the_parts_of_a_step_add_up_and_what_is_hidden_lies_inside():
+    threads = {
+        "python": [(0, 10, "forward"), (10, 30, "backward"), (50, 55, "update"), (12, 13, "handed over")],
+        "gloo": [(13, 20, "all_reduce"), (28, 45, "all_reduce")],
+    }
+    row = budget.budget([{"begin": 0, "ms": 60, "threads": threads}])
+    assert row.pop("hidden") == 9 and row.pop("step") == sum(row.values()) == 60
+    assert list(row.values()) == [10, 20, 15, 5, 10]
