@@ -98,7 +98,12 @@ def on_link(script, mbit=None):
         return overlap.read_steps(
             in_namespaces(script, mbit)
         ), "network namespaces; the kernel limits the rate"
-    except (OSError, RuntimeError, subprocess.SubprocessError):  # macOS, or a container without the right
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+        subprocess.SubprocessError,
+    ):  # macOS, or a container without the right
         slow = ranks(script, 2, LIMIT, {"SIMULATED_MBIT": mbit}, quiet=True)
         return overlap.read_steps(slow), "simulated: a hook that waits"
 
