@@ -321,6 +321,14 @@ def many_lengths():
         double(torch.ones(length))
 
 
+def no_rule_for_fused_sgd():
+    group()
+    model = fully_shard(linear())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1, fused=True)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
 def no_inf_checks():
     group()
     model, scaler = linear(), torch.amp.GradScaler("cpu")
