@@ -210,19 +210,42 @@ def test_a_bulk_download_is_read_as_it_is(tmp_path):
     assert {student: handed.read(one, every).files for student, one in found.items()} == expected
 
 
+def test_files_and_archives_of_other_systems_are_read(tmp_path):
+    """A Mac's zip, bugs without their folder, an ending in capitals, and an archive that Python cannot read."""
+    flat = {"04a/bug_01.py": "flat", f"a/b/{THIRD}": "mine", f"__MACOSX/{THIRD}": "attributes"}
+    a_zip(tmp_path / "ada.ZIP", flat)
+    a_zip(tmp_path / "ben.zip", {"bug_01.py": "flat", "a/b/04a_bug_hunt/bug_01.py": "in its folder"})
+    put(
+        {"eve.7z": "x", "__MACOSX/eve/x.py": "x", "Zoë Q_24_assignsubmission_onlinetext/x.html": "x"},
+        tmp_path,
+    )
+    put({f"Zoë Q_24_assignsubmission_file/{THIRD}": "mine"}, tmp_path)
+    found, ignored = handed.students(tmp_path)
+    assert sorted(found) == ["Zoë Q_24", "ada", "ben", "eve"] and ignored == []
+    read = {name: handed.read(one, [exercise("03"), exercise("04a")]) for name, one in found.items()}
+    assert read["ada"].files == {THIRD: b"mine", "04a_bug_hunt/bug_01.py": b"flat"}
+    assert read["ben"].files == {"04a_bug_hunt/bug_01.py": b"in its folder"}
+    assert read["Zoë Q_24"].files == {THIRD: b"mine"}
+    assert read["eve"].trouble == "eve.7z cannot be opened: ask for a zip or a tar"
+
+
 GUESSES = {
     "01": "01_accumulat.py",
     "03": "ex03.py",
     "03b": "03b_ddp (1).py",
     "05": "05.py",
     "06b": "snapshots.py",
+    "08": "08_sharded_optimizer.ipynb",
     "11": "exercise 11.py",
+    "15": "15_ring_attention.py.txt",
+    "16": "16_experts.PY",
 }
 
 
 def test_a_file_with_a_wrong_name_is_named(tmp_path):
     """It is not graded: which exercise it is for, the grader can only guess."""
-    put({f"deep/{name}": "x = 1" for name in [*GUESSES.values(), "utils.py", "2024.py"]}, tmp_path)
+    others = ["utils.py", "2024.py", "09.pdf", "__MACOSX/._10.py"]
+    put({f"deep/{name}": "x = 1" for name in [*GUESSES.values(), *others]}, tmp_path)
     found = handed.read(handed.Submission({"": tmp_path}), manifest())
     assert found.guesses == {name: f"is it deep/{file}?" for name, file in GUESSES.items()}
     assert found.files == {} and found.trouble == ""
@@ -347,7 +370,7 @@ def test_ctrl_c_ends_the_grading_of_a_class_at_once(tmp_path):
         grader.wait()
         assert time.monotonic() - began < 5
     assert first.startswith(("a: 12", "b: 12")) and grader.returncode == 1
-    assert re.search(r"error: interrupted: [12] are graded and kept; run the same command again", said)
+    assert re.search(r"error: interrupted: all grades are kept, [12] of them new; run the same command", said)
     wait_for(lambda: not any(process.is_running() for process in below))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("rungs")] == []
 

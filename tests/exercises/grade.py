@@ -206,8 +206,8 @@ def grade_in_pool(found, records, level, arguments, exercises, jobs, progress):
                     progress(records[given[done]])
         except KeyboardInterrupt:
             batch.end(pool)
-            kept = sum(not record["infrastructure"] for record in records.values())
-            refuse(f"interrupted: {kept} are graded and kept; run the same command again to continue")
+            new = sum(not record["infrastructure"] and not record["kept"] for record in records.values())
+            refuse(f"interrupted: all grades are kept, {new} of them new; run the same command to continue")
 
 
 def in_words(record):

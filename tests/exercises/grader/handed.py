@@ -24,7 +24,11 @@ from grader.server import Broken
 from grader.settings import LARGEST_FILE
 from grader.wording import visible
 
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz")
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+NOT_READ = (".rar", ".7z")  # archives that Python cannot open
+CODE = (".py", ".py.txt", ".ipynb")  # what may be meant for an exercise
+WITHOUT_FOLDER = 1_000  # deeper than any folder
+OF_A_MAC = "__MACOSX"  # what macOS puts into an archive: copies of each file's attributes, named as the file
 LARGEST_ARCHIVE = 50 << 20
 # What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
 ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
@@ -33,7 +37,7 @@ ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
 # Lovelace_17_assignsubmission_file_03_average_gradients.py, or a folder Ada
 # Lovelace_17_assignsubmission_file.
 CANVAS = re.compile(r"(?P<student>[^_]+)_(?:LATE_)?(?P<number>\d+)_\d+_(?P<file>.+\.\w+)")
-MOODLE = re.compile(r"(?P<student>.+)_(?P<number>\d+)_assignsubmission_file_?(?P<file>.*)")
+MOODLE = re.compile(r"(?P<student>.+)_(?P<number>\d+)_assignsubmission_(file|onlinetext)_?(?P<file>.*)")
 AGAIN = re.compile(r"-(\d+)(?=\.[a-z.]+$)")
 OURS = ("grades.csv", "nbgrader.csv", "items.html", "seed.txt")
 
@@ -69,7 +73,7 @@ def students(folder: Path) -> tuple[dict[str, Submission], list[str]]:
     """Each submission by the name of its student, and what lies there and is none."""
     found, ignored = {}, []
     for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
+        if path.name.startswith(".") or path.name == OF_A_MAC:
             continue
         whose = MOODLE.fullmatch(path.name)
         if whose is None and not path.is_dir():
@@ -78,13 +82,16 @@ def students(folder: Path) -> tuple[dict[str, Submission], list[str]]:
             student = shown(f"{whose['student']}_{whose['number']}")
             places = found.setdefault(student, Submission()).places
             file = AGAIN.sub("", whose["file"])
+            if "_assignsubmission_onlinetext" in path.name:
+                file = path.name  # what was typed into a form is none of the files
             # Of a file that was handed in several times, the last one counts.
             if file not in places or again(path.name) > again(places[file].name):
                 places[file] = path
             continue
         name = path.name
-        for ending in ARCHIVES:
-            name = name.removesuffix(ending)
+        for ending in (*ARCHIVES, *NOT_READ):
+            if name.lower().endswith(ending):
+                name = name[: -len(ending)]
         if not path.is_dir() and name == path.name:
             ignored.append(shown(path.name))
         elif shown(name) in found:
@@ -107,18 +114,22 @@ def entries(file: str, path: Path) -> Iterator[tuple]:
     if path.is_symlink():
         raise ValueError("it is a link, and links are not followed")
     if path.is_dir():
-        for inner in sorted(path.rglob("*.py")):
+        for inner in sorted(path.rglob("*")):
+            if not inner.name.lower().endswith(CODE):
+                continue
             is_plain = inner.is_file() and not inner.is_symlink()
             # A folder on the way may be a link, too.
             is_plain = is_plain and inner.resolve().is_relative_to(path.resolve())
             yield inner.relative_to(path).as_posix(), partial(inner.open, "rb") if is_plain else None
     elif not path.is_file():
         raise ValueError("it is not a regular file")
-    elif not path.name.endswith(ARCHIVES):
+    elif path.name.lower().endswith(NOT_READ):
+        raise ValueError("ask for a zip or a tar")
+    elif not path.name.lower().endswith(ARCHIVES):
         yield file or path.name, partial(path.open, "rb")
     elif path.stat().st_size > LARGEST_ARCHIVE:
         raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
-    elif path.suffix == ".zip":
+    elif path.suffix.lower() == ".zip":
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 is_link = stat.S_ISLNK(entry.external_attr >> 16)
@@ -138,18 +149,24 @@ def collect(submission: Submission, exercises: list[Exercise]) -> Found:
         with contextlib.closing(entries(file, path)) as every:
             for name, start in every:
                 parts = PurePosixPath(name.replace("\\", "/")).parts
+                if OF_A_MAC in parts:
+                    continue
+                depth = len(parts)
                 meant = [want for want, own in wanted.items() if parts[-len(own) :] == own]
-                if file and not meant:  # in a bulk download, no file lies in a folder
+                if (
+                    not meant
+                ):  # handed in without the folder of its exercise: any copy in this folder counts more
                     meant = [want for want, own in wanted.items() if parts[-1:] == own[-1:]]
-                if not meant and name.endswith(".py"):
+                    depth += WITHOUT_FOLDER
+                if not meant and name.lower().endswith(CODE):
                     others.append(name)
                 for want in meant:
                     if start is None:
                         links.add(want)
-                    elif len(parts) < depths.get(want, len(parts) + 1):
+                    elif depth < depths.get(want, depth + 1):
                         with start() as opened:  # an archive may claim to be small
                             found[want] = opened.read(LARGEST_FILE + 1)
-                        depths[want] = len(parts)
+                        depths[want] = depth
     guesses = {}
     for one in exercises:
         if any(name in found for name in one["files"]):
@@ -166,7 +183,7 @@ def meant_for(one: Exercise, names: list[str]) -> str:
     `average_gradient.py`."""
     words = one["stem"].partition("_")[2]
     for name in names:
-        stem = PurePosixPath(name.replace("\\", "/")).stem.lower()
+        stem = PurePosixPath(name.replace("\\", "/")).stem.lower().removesuffix(".py")
         number = re.search(r"(\d+)([a-z]?)(?![a-z0-9])", stem.replace("_", " "))
         if number and f"{int(number[1]):02}{number[2]}" == one["id"]:
             return name
