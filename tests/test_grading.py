@@ -211,7 +211,7 @@ def test_a_bulk_download_is_read_as_it_is(tmp_path):
 
 
 def test_files_and_archives_of_other_systems_are_read(tmp_path):
-    """A Mac's zip, bugs without their folder, an ending in capitals, and an archive that Python cannot read."""
+    """A Mac's zip, bugs without their folder, capital letters, and an archive that Python cannot read."""
     flat = {"04a/bug_01.py": "flat", f"a/b/{THIRD}": "mine", f"__MACOSX/{THIRD}": "attributes"}
     a_zip(tmp_path / "ada.ZIP", flat)
     a_zip(tmp_path / "ben.zip", {"bug_01.py": "flat", "a/b/04a_bug_hunt/bug_01.py": "in its folder"})
