@@ -321,12 +321,20 @@ def many_lengths():
         double(torch.ones(length))
 
 
-def no_rule_for_fused_sgd():
+def step_on_shards(optimizer_of, **options):
     group()
     model = fully_shard(linear())
-    optimizer = torch.optim.SGD(model.parameters(), lr=1, fused=True)
+    optimizer = optimizer_of(model.parameters(), **options)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+
+
+def no_rule_for_fused_sgd():
+    step_on_shards(torch.optim.SGD, lr=1, fused=True)
+
+
+def no_rule_for_adafactor():
+    step_on_shards(torch.optim.Adafactor)
 
 
 def no_inf_checks():
