@@ -307,6 +307,20 @@ def test_each_rank_can_be_started_anew_as_on_macos(tmp_path, monkeypatch):
     assert status == 0 and "3 of 3 points of 1 check" in text, text
 
 
+def test_the_start_of_the_sandbox_is_not_the_students_time(monkeypatch):
+    """On a busy machine it takes 20 seconds, in which nothing of a student has run."""
+    ask = ranks.SERVER.ask
+
+    def late(do, *words, **named):
+        answer = ask(do, *words, **named)
+        time.sleep(2.5 * (do == "start"))
+        return answer
+
+    monkeypatch.setattr(ranks.SERVER, "ask", late)
+    text = "import time\ndef work(given):\n    time.sleep(0.5)\n    return given"
+    assert run(work, [1], text, seconds=2) == [1]
+
+
 @pytest.mark.long
 def test_where_each_rank_imports_torch_itself_that_is_not_the_students_time(monkeypatch):
     """The import takes a second or more, of the clock's time and of the processor's."""

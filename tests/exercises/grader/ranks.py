@@ -247,6 +247,9 @@ class Clock:
     busy, a right answer takes long."""
 
     def __init__(self):
+        self.begin()
+
+    def begin(self):
         self.began = self.looked = time.monotonic()
         self.used = 0.0
         self.delays = []
@@ -313,6 +316,7 @@ def under_way(ranks, job, inputs, attempt, clock):
     finally:
         for end in ends:
             os.close(end)
+    clock.begin()  # not before: the first run may have had to wait until the fork server has imported torch
     for rank, mine in zip(ranks, inputs, strict=True):
         with contextlib.suppress(BrokenPipeError):
             data = fork_server.pack(job | {"inputs": mine}) + b"\n"
