@@ -153,9 +153,8 @@ def collect(submission: Submission, exercises: list[Exercise]) -> Found:
                     continue
                 depth = len(parts)
                 meant = [want for want, own in wanted.items() if parts[-len(own) :] == own]
-                if (
-                    not meant
-                ):  # handed in without the folder of its exercise: any copy in this folder counts more
+                # Without the folder of its exercise, a file counts less than any copy in such a folder.
+                if not meant:
                     meant = [want for want, own in wanted.items() if parts[-1:] == own[-1:]]
                     depth += WITHOUT_FOLDER
                 if not meant and name.lower().endswith(CODE):
