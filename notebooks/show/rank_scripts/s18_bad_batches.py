@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from group import rank, world_size
+from s18_own_norm import note_own_gradients
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -26,10 +26,11 @@ FOLDER = Path(os.environ["RUN"])
 NO_TARGET = -100  # cross_entropy leaves out positions with this target
 
 
-def damage(kind, tokens, following, vocabulary):
+def damage(kind, step, tokens, following, vocabulary):
     """Return the batch that a damaged file, or a mistake in the data loader, would give."""
     if kind == "random tokens":
-        draw = torch.Generator().manual_seed(5)
+        # The same draw in each step would be a batch that the model learns by heart.
+        draw = torch.Generator().manual_seed(1000 * rank + step)
         drawn = torch.randint(vocabulary, (len(tokens), tokens.shape[1] + 1), generator=draw)
         return drawn[:, :-1], drawn[:, 1:]
     if kind == "zeros":
@@ -54,8 +55,8 @@ class Job:
         self.held_out = source.windows(self.text["held_out"], length, self.arguments.test_size)
         model = language_model.build_model(self.arguments, torch.device("cpu"))
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.model.register_comm_hook(None, self.note_own_gradients)
-        self.own_squares = 0.0
+        self.own_squares = []
+        self.model.register_comm_hook(self.own_squares, note_own_gradients)
         workload.settle(self.model, self.train_set.images[:1])
         self.optimizer = language_model.make_optimizer(self.model, self.arguments)
         self.scheduler = language_model.make_scheduler(self.optimizer, self.arguments, 0)
@@ -71,11 +72,6 @@ class Job:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.guard.load_state_dict(state["guard"])
-
-    def note_own_gradients(self, _, bucket):
-        """DDP calls this for each bucket, before it averages the gradients in the bucket."""
-        self.own_squares += bucket.buffer().square().sum().item()
-        return allreduce_hook(dist.group.WORLD, bucket)
 
     def sampler(self, shuffle=True):
         seed = self.arguments.seed
@@ -115,7 +111,8 @@ class Job:
                 self.scheduler.step()
                 continue
             kind = (bad or {}).get(step) if rank in on else None
-            row = {"step": step} | self.backward(kind, tokens, following)
+            row = {"step": step, "damaged": kind is not None}
+            row |= self.backward(kind, step, tokens, following)
             row["norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), clip).item()
             row["taken"] = self.accepts(guard, row)
             if zero_gradients and not row["taken"]:
@@ -135,17 +132,17 @@ class Job:
             return math.isfinite(row["loss"])
         return True
 
-    def backward(self, kind, tokens, following):
+    def backward(self, kind, step, tokens, following):
         self.optimizer.zero_grad()
-        self.own_squares = 0.0
-        tokens, following = damage(kind, tokens, following, self.arguments.tokens)
+        self.own_squares.clear()
+        tokens, following = damage(kind, step, tokens, following, self.arguments.tokens)
         scores = self.model(tokens).flatten(0, 1)
         loss = cross_entropy(scores, following.flatten(), ignore_index=NO_TARGET, reduction="sum")
         loss = loss / (following != NO_TARGET).sum()
         if kind == "NaN":
             loss = loss * float("nan")
         loss.backward()
-        return {"loss": loss.item(), "own_norm": math.sqrt(self.own_squares)}
+        return {"loss": loss.item(), "own_norm": math.sqrt(sum(self.own_squares))}
 
     @torch.no_grad()
     def held_out_loss(self):
@@ -173,16 +170,23 @@ class Job:
         return values | {"far": self.far_from_rank_0(), "skipped": self.guard.skipped}
 
     def look_at(self, step):
-        """For each window of this rank's batch of a step: its text, and the norm of its own gradient."""
+        """For each window of this rank's batch of a step: its text, and the norm of its own gradient.
+
+        And the norms of the gradients of its positions, of which the window's gradient is the mean.
+        """
         encoder = bpe.Encoder([tuple(pair) for pair in self.text["merges"]])
         size = self.arguments.batch_size // world_size
         found = []
         for number in list(self.sampler())[size * (step - 1) : size * step]:
-            model = self.model.module
-            model.zero_grad()
             tokens, following = self.train_set.images[number], self.train_set.labels[number]
-            cross_entropy(model(tokens[None])[0], following).backward()
-            norm = nn.utils.get_total_norm([weight.grad for weight in model.parameters()]).item()
+            losses = cross_entropy(self.model.module(tokens[None])[0], following, reduction="none")
+            norms = [self.norm_of_gradient(loss) for loss in losses]
             text = encoder.decode(tokens.tolist()).decode(errors="replace")
-            found.append({"rank": rank, "norm": norm, "text": text})
+            row = {"step": step, "rank": rank, "text": text, "positions": norms}
+            found.append(row | {"norm": self.norm_of_gradient(losses.mean())})
         return found
+
+    def norm_of_gradient(self, loss):
+        weights = list(self.model.module.parameters())
+        # The graph is kept, because the losses of a window share it.
+        return nn.utils.get_total_norm(torch.autograd.grad(loss, weights, retain_graph=True)).item()
