@@ -4,6 +4,7 @@ from math import isfinite
 from statistics import median
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MultipleLocator
 
 from show.pictures import BLUE, GREEN, GREY, INK, PINK, RANKS, RED, picture, tile
 
@@ -64,6 +65,7 @@ def two_axes(steps, usual, limit, highest):
     lower.text(steps[-1], 0.85 * usual, "the usual norm", size=9.5, ha="right", va="top")
     upper.set(ylabel="loss")
     lower.set(xlabel="step", ylabel="norm (log scale)")
+    lower.xaxis.set_major_locator(MultipleLocator(5))
     lower.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     lower.set_yticks([], minor=True)
     lower.set_ylim(0.4, 1.5 * highest)  # after set_yticks, which makes room for its largest number
@@ -84,18 +86,12 @@ def draw_damages(runs, at, usual, limit):
         upper.plot(steps, losses, **looks)
         lower.plot(steps, norms[kind], **looks)
         loss, norm = losses[steps.index(at)], norms[kind][steps.index(at)]
-        said.append(f"with {kind}, loss {loss:.1f} and norm {norm:.1f}")
+        said.append(f"with {kind}, loss {loss:.2f} and norm {norm:.2f}")
         if not isfinite(loss):
             for axes in (upper, lower):
-                axes.text(
-                    at + 0.4,
-                    0.5,
-                    "from here on,\nNaN",
-                    color=colour,
-                    transform=axes.get_xaxis_transform(),
-                    va="center",
-                )
+                where = axes.get_xaxis_transform()
                 axes.axvline(at, color=colour, ls=":", lw=1.6)
+                axes.text(at + 1.3, 0.85, "NaN from here on", color=colour, transform=where, va="center")
     lower.legend(**BELOW, ncols=3, columnspacing=1.2)
     picture(f"Loss and norm of steps {steps[0]} to {steps[-1]}. Step {at} has, {'; '.join(said)}.")
 
@@ -115,8 +111,8 @@ def draw_loss_and_norm(ranks, first, last, usual, limit):
     where = slice(steps.index(first), steps.index(last) + 1)
     own = column(ranks[1], "loss")[where]
     picture(
-        f"From step {first} to {last}, rank 1's loss goes from {own[0]:.1f} to {own[-1]:.1f}, the mean loss "
-        f"from {losses[where][0]:.1f} to {losses[where][-1]:.1f} (lowest point: {min(losses):.1f}), and "
+        f"From step {first} to {last}, rank 1's loss goes from {own[0]:.2f} to {own[-1]:.2f}, the mean loss "
+        f"from {losses[where][0]:.2f} to {losses[where][-1]:.2f} (lowest point: {min(losses):.1f}), and "
         f"the norm from {norms[where][0]:.1f} to {norms[where][-1]:.1f}. In the nine steps before, the mean "
         f"loss is between {min(losses[:9]):.1f} and {max(losses[:9]):.1f}; afterwards, it is between "
         f"{min(losses[where.stop :]):.1f} and {max(losses[where.stop :]):.1f}."
@@ -141,7 +137,7 @@ def draw_ways(ways):
         taken = sum(column(rows, "taken"))
         said.append(f"{way}: {taken} of {len(rows)} computed steps are taken")
     axes.set_yticks(range(len(ways)), list(ways))
-    axes.invert_yaxis()
+    axes.set_ylim(len(ways) - 0.5, -0.5)  # the first way is on top
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set(xlabel="step", xlim=(104.4, 125.6), xticks=[105, 110, 115, 120, 125])
@@ -156,7 +152,7 @@ def draw_apart(far):
     _, axes = plt.subplots(figsize=(4.8, 2.6))
     for (guard, differences), colour, style in zip(far.items(), (GREEN, RED), ("--", "-"), strict=True):
         steps = range(101, 101 + len(differences))
-        axes.plot(steps, differences, color=colour, ls=style, lw=2, label=f"the guard looks at the {guard}")
+        axes.plot(steps, differences, color=colour, ls=style, lw=2, label=f"guard: {guard}")
     axes.set(xlabel="step", ylabel="largest difference")
     axes.legend(loc="upper left", bbox_to_anchor=(0, 1.3))
     said = [

@@ -169,19 +169,21 @@ class Job:
         values["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         return values | {"far": self.far_from_rank_0(), "skipped": self.guard.skipped}
 
-    def look_at(self, step):
+    def look_at(self, step, kind=None):
         """For each window of this rank's batch of a step: its text, and the norm of its own gradient.
 
         And the norms of the gradients of its positions, of which the window's gradient is the mean.
+        With `kind`, the windows are damaged before.
         """
         encoder = bpe.Encoder([tuple(pair) for pair in self.text["merges"]])
         size = self.arguments.batch_size // world_size
         found = []
         for number in list(self.sampler())[size * (step - 1) : size * step]:
-            tokens, following = self.train_set.images[number], self.train_set.labels[number]
-            losses = cross_entropy(self.model.module(tokens[None])[0], following, reduction="none")
+            window = self.train_set.images[number][None], self.train_set.labels[number][None]
+            tokens, following = damage(kind, step, *window, self.arguments.tokens)
+            losses = cross_entropy(self.model.module(tokens)[0], following[0], reduction="none")
             norms = [self.norm_of_gradient(loss) for loss in losses]
-            text = encoder.decode(tokens.tolist()).decode(errors="replace")
+            text = encoder.decode(tokens[0].tolist()).decode(errors="replace")
             row = {"step": step, "rank": rank, "text": text, "positions": norms}
             found.append(row | {"norm": self.norm_of_gradient(losses.mean())})
         return found
