@@ -22,6 +22,22 @@ BURST = "64kb"  # so many bytes may pass at once, without waiting: far fewer tha
 # ---- memory -------------------------------------------------------------------------------------
 
 
+def draw_four(sizes):
+    """A bar with the megabytes of each thing that fills the memory."""
+    _, axes = plt.subplots(figsize=(4.8, 2.3))
+    for number, (name, size) in enumerate(sizes.items()):
+        colour = ORANGE if name == "activations" else BLUE
+        axes.barh(
+            -number, size / 1e6, 0.6, color=colour, hatch=HATCHES.get(colour), edgecolor="white", lw=0.4
+        )
+        axes.text(size / 1e6, -number, f" {size / 1e6:.1f}", va="center")
+    axes.set_yticks([-number for number in range(len(sizes))], list(sizes))
+    axes.set(xlabel="MB", xlim=(0, 1.15 * max(sizes.values()) / 1e6), title="What fills the memory")
+    axes.tick_params(axis="y", length=0)
+    said = [f"{name} {size / 1e6:.1f}" for name, size in sizes.items()]
+    picture(f"Megabytes that a step needs: {', '.join(said)}.")
+
+
 def draw_parts(plain, checkpointed):
     """The megabytes that each place of the model keeps for backward, in two bars for each place."""
     _, axes = plt.subplots(figsize=(4.8, 3.9))
@@ -60,10 +76,14 @@ def read_memory(path, fixed):
     return {"fixed": fixed, "memory": memory, "phases": phases, "peak": max(size for _, size in memory)}
 
 
-def draw_memory(found):
-    """For each setting, the bytes that are allocated during a step; below, the phase of the step."""
-    _, panels = plt.subplots(len(found), sharey=True, figsize=(4.8, 1.1 + 1.75 * len(found)))
+def draw_memory(found, plateaus):
+    """For each setting, the bytes that are allocated during a step; below, the phase of the step. `plateaus`
+    are the bytes that the first setting should reach, by the letter that marks them."""
+    _, panels = plt.subplots(
+        len(found), sharex=True, sharey=True, figsize=(4.8, 1.1 + 1.75 * len(found))
+    )  # fmt: skip
     top = max(one["peak"] for one in found.values()) / 1e6
+    end_of_all = max(one["memory"][-1][0] for one in found.values())
     said = []
     for axes, (setting, one) in zip(panels, found.items(), strict=True):
         times = [ms for ms, _ in one["memory"]]
@@ -73,9 +93,14 @@ def draw_memory(found):
         axes.axhline(one["fixed"] / 1e6, color=PINK, lw=1.5, ls="--")
         for begin, end, phase in one["phases"]:
             axes.barh(-0.09 * top, end - begin, 0.1 * top, left=begin, color=PHASES[phase])
+        when = times[sizes.index(max(sizes))]
+        axes.text(when, max(sizes) + 0.02 * top, f"{max(sizes):.0f} MB", va="bottom", weight="bold")
         said.append(f"{setting}: {one['peak'] / 1e6:.0f} MB at the highest point")
-        axes.set(xlim=(0, times[-1]), ylim=(-0.16 * top, 1.12 * top), ylabel="MB")
+        axes.set(xlim=(0, end_of_all), ylim=(-0.16 * top, 1.25 * top), ylabel="MB")
         axes.set_title(setting, pad=24 if axes is panels[0] else 6)
+    for letter, size in plateaus.items():
+        panels[0].axhline(size / 1e6, color=ORANGE, lw=1, ls=":")
+        panels[0].text(0.99 * end_of_all, size / 1e6, letter, ha="right", va="bottom", weight="bold")
     panels[-1].set_xlabel("ms of the step (with the profiler)")
     handles = [Patch(color=colour) for colour in PHASES.values()]
     handles.append(plt.Line2D([], [], color=PINK, ls="--"))
@@ -83,7 +108,8 @@ def draw_memory(found):
         handles, [*PHASES, "before the step"], loc="lower left", bbox_to_anchor=(-0.14, 1), ncols=4,
         **overlap.TIGHT,
     )  # fmt: skip
-    picture(f"Memory during a step. {'; '.join(said)}.")
+    marks = ", ".join(f"{letter} at {size / 1e6:.1f} MB" for letter, size in plateaus.items())
+    picture(f"Memory during a step. {'; '.join(said)}. Dotted lines in the first panel: {marks}.")
 
 
 # ---- time ---------------------------------------------------------------------------------------
@@ -132,48 +158,44 @@ def in_namespaces(script, mbit):
 
 
 def budget(steps):
-    """The median milliseconds of rank 0's steps, by part. `hidden` lies inside the other parts."""
+    """The median milliseconds of rank 0's steps, by part. `hidden` lies inside the other parts, and so does
+    `head start`: the time from the first bucket on its way to the end of backward."""
     rows = []
     for step in steps:
-        sending = overlap.covered(overlap.bars(step, "all_reduce"))
+        computing, sending = overlap.bars(step, "backward"), overlap.bars(step, "all_reduce")
         hidden = overlap.hidden(step)
         row = {
             "forward": overlap.covered(overlap.bars(step, "forward")),
-            "backward": overlap.covered(overlap.bars(step, "backward")),
-            "communication, not hidden": sending - hidden,
+            "backward": overlap.covered(computing),
+            "communication, not hidden": overlap.covered(sending) - hidden,
             "optimizer": overlap.covered(overlap.bars(step, "update")),
         }
         row["everything else"] = max(0.0, step["ms"] - sum(row.values()))
-        rows.append(row | {"hidden": hidden, "step": step["ms"]})
+        start = max(end for _, end, _ in computing) - min(begin for begin, _, _ in sending)
+        rows.append(row | {"hidden": hidden, "head start": start, "step": step["ms"]})
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
-COLOURS = {
-    "forward": SKY,
-    "backward": BLUE,
-    "communication, not hidden": ORANGE,
-    "optimizer": GREEN,
-    "everything else": GREY,
-}
-
-
-def draw_budget(found):
-    """A bar for each setting; below it, thinner, the communication that is hidden."""
-    _, axes = plt.subplots(figsize=(4.8, 1.6 + 0.72 * len(found)))
+def draw_communication(found, least):
+    """For each setting the communication that is not hidden, and the rest of it, which is hidden. `least` has
+    the ms that the link needs at least, by what is sent."""
+    _, axes = plt.subplots(figsize=(4.8, 1.5 + 0.72 * len(found)))
     said = []
     for number, (setting, row) in enumerate(found.items()):
-        left = 0.0
-        for name, colour in COLOURS.items():
-            look = {"color": colour, "hatch": HATCHES.get(colour), "edgecolor": "white", "lw": 0.4}
-            axes.barh(-number, row[name], 0.5, left=left, **look)
-            left += row[name]
-        axes.text(0, -number + 0.33, setting, size=9.5, weight="bold", va="bottom")
-        parts = ", ".join(f"{name} {row[name]:.0f} ms" for name in COLOURS)
-        said.append(f"{setting}: {parts}, and {row['hidden']:.0f} ms of communication hidden")
+        shown, hidden = row["communication, not hidden"], row["hidden"]
+        axes.barh(-number, shown, 0.45, color=ORANGE, hatch=HATCHES[ORANGE], edgecolor="white", lw=0.4)
+        axes.barh(-number, hidden, 0.45, left=shown, color=SKY)
+        axes.text(6, -number + 0.27, setting, size=9.5, weight="bold", va="bottom")
+        said.append(f"{setting}: {shown:.0f} ms not hidden, {hidden:.0f} ms hidden")
+    bottom = -len(found) + 0.5
+    for name, ms in least.items():
+        axes.plot([ms, ms], [bottom, 0.85], color=INK, lw=1.2, ls=":")
+        axes.text(ms, 0.88, name, ha="center", va="bottom", size=9)
     axes.set_yticks([])
-    axes.set(xlabel="ms of a step of rank 0 (medians)", ylim=(-len(found) + 0.6, 0.75))
-    handles = [
-        Patch(facecolor=colour, hatch=HATCHES.get(colour), edgecolor="white") for colour in COLOURS.values()
-    ]
-    axes.legend(handles, list(COLOURS), loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, **overlap.TIGHT)
-    picture(f"Where the time of a step goes. {'. '.join(said)}.")
+    axes.spines["left"].set_visible(False)
+    axes.set(xlabel="ms of communication in a step of rank 0", ylim=(bottom, 1.2), xlim=(0, None))
+    handles = [Patch(facecolor=ORANGE, hatch=HATCHES[ORANGE], edgecolor="white"), Patch(color=SKY)]
+    names = ["not hidden", "hidden under forward and backward"]
+    axes.legend(handles, names, loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, **overlap.TIGHT)
+    marks = ", ".join(f"{name} {ms:.0f} ms" for name, ms in least.items())
+    picture(f"Communication in a step. {'. '.join(said)}. At least, in fp32: {marks}.")

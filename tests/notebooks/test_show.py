@@ -308,5 +308,21 @@ def test_the_parts_of_a_step_add_up_and_what_is_hidden_lies_inside():
         "gloo": [(13, 20, "all_reduce"), (28, 45, "all_reduce")],
     }
     row = budget.budget([{"begin": 0, "ms": 60, "threads": threads}])
-    assert row.pop("hidden") == 9 and row.pop("step") == sum(row.values()) == 60
+    assert row.pop("hidden") == 9 and row.pop("head start") == 30 - 13
+    assert row.pop("step") == sum(row.values()) == 60
     assert list(row.values()) == [10, 20, 15, 5, 10]
+
+
+def test_the_pictures_of_18a_say_their_numbers(out, monkeypatch):
+    said = []
+    monkeypatch.setattr(budget, "picture", said.append)
+    budget.draw_four({"weights": 5e6, "activations": 66.7e6})
+    one = {"fixed": 1e6, "memory": [(0, 1e6), (2, 9e6), (4, 1e6)], "phases": [(0, 2, "forward")], "peak": 9e6}
+    budget.draw_memory({"as it is": one, "other": one}, {"a": 8e6})
+    row = {"communication, not hidden": 30, "hidden": 12}
+    budget.draw_communication({"small buckets": row}, {"all gradients": 44})
+    four, memory, communication = said
+    assert "weights 5.0, activations 66.7" in four
+    assert "as it is: 9 MB" in memory and "a at 8.0 MB" in memory
+    assert "small buckets: 30 ms not hidden, 12 ms hidden" in communication
+    assert "all gradients 44 ms" in communication
