@@ -242,6 +242,11 @@ def torchrun(words):
 
 
 def worker(path, words):
+    # A fork inherits the agent's handlers, which raise an error when torchrun ends this process. A Python that
+    # torchrun starts does not inherit them.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.close(gate[1])
     os.read(gate[0], 1)
     os.close(gate[0])
