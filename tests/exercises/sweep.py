@@ -4,7 +4,8 @@ its exercise, on many seeds.
     python tests/exercises/sweep.py --seeds 2000 --jobs 2      all exercises
     python tests/exercises/sweep.py 01 03a --seeds 20          two of them
 
-Expect a line for each exercise and submission, with the number of runs and refusals. Each refusal names the
+Expect for each exercise and submission the number of runs and of refusals, and how near a right answer came to
+a refusal for its rounding: the largest error, as a part of the tolerance, and where. Each refusal names the
 command that repeats it in the sandbox. The grader starts new processes for each run; here, a process for each
 rank lives on from seed to seed, in no sandbox: only recorded solutions run. A test that kills processes or
 looks at files still gets real runs, of --real seeds at most. A test of memory is left out: it does not depend
@@ -27,8 +28,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import mutants
+import numpy
 import pytest
-from grader import plugin, ranks, testing
+from grader import comparing, plugin, ranks, testing
 from grader.exercises import exercise, manifest
 from grader.results import Verdict
 from grader.settings import HERE, ROOT, SOLUTIONS
@@ -197,10 +199,30 @@ def raised(item, arguments, attempt, seed):
     return ""
 
 
+class Nearest:
+    """In place of comparing.close: it notes the largest error, as a part of the tolerance."""
+
+    def __init__(self):
+        self.close = comparing.close
+        self.part, self.where, self.here = 0.0, "", ""
+
+    def __call__(self, what, got, expected, relative=2e-5, scale=None, *more, **named):
+        self.close(what, got, expected, relative, scale, *more, **named)
+        got, expected = comparing.array(got), comparing.array(expected)
+        if expected.size:
+            error = float(numpy.abs(got - expected).max())
+            part = error / comparing.tolerance(expected, relative, scale)
+            if part > self.part:
+                self.part, self.where = part, f"{self.here}, {what}"
+
+
 def refusals_of(items, folder, first, seeds, real):
-    """What each test raises with each seed, where it raises something; and how many tests have run."""
+    """What each test raises with each seed, where it raises something; how many tests have run; and how
+    close to a refusal they came.
+    """
     engine = Engine()
     ranks.run = engine.run
+    comparing.close = nearest = Nearest()
     testing.needs_memory = lambda: pytest.skip("memory")
     found, runs = [], 0
     try:
@@ -211,6 +233,7 @@ def refusals_of(items, folder, first, seeds, real):
             arguments = item.callspec.params if hasattr(item, "callspec") else {}
             for seed in range(first, first + seeds):
                 engine.was_real = False
+                nearest.here = f"{item.nodeid.rpartition('/')[2]} --seed {seed}"
                 attempt = plugin.prepared(item, folder)
                 try:
                     error = raised(item, arguments, attempt, seed)
@@ -230,7 +253,7 @@ def refusals_of(items, folder, first, seeds, real):
     finally:
         engine.close()
         ranks.SERVER.close()
-    return found, runs
+    return found, runs, (nearest.part, nearest.where)
 
 
 def sweep_one(identity, name, first, seeds, real):
@@ -244,8 +267,7 @@ def sweep_one(identity, name, first, seeds, real):
         for file, text in files.items():
             Path(folder, file).parent.mkdir(exist_ok=True)
             Path(folder, file).write_text(text)
-        found, runs = refusals_of(collected(one), Path(folder), first, seeds, real)
-    print(json.dumps([found, runs]))
+        print(json.dumps(refusals_of(collected(one), Path(folder), first, seeds, real)))
 
 
 # ---- all --------------------------------------------------------------------------------------
@@ -257,9 +279,10 @@ def swept(identity, name, first, seeds, real):
     words += ["--seeds", str(seeds), "--real", str(real)]
     run = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if run.returncode:
-        return identity, name, [["all", 0, f"the sweep has ended with status {run.returncode}"]], 0, 0
-    found, runs = json.loads(run.stdout.splitlines()[-1])
-    return identity, name, found, runs, time.monotonic() - began
+        error = ["all", 0, f"the sweep has ended with status {run.returncode}"]
+        return identity, name, [error], 0, (0, ""), 0
+    found, runs, nearest = json.loads(run.stdout.splitlines()[-1])
+    return identity, name, found, runs, nearest, time.monotonic() - began
 
 
 def main():
@@ -283,9 +306,11 @@ def main():
         todo += [(one["id"], name, arguments.first, arguments.seeds, arguments.real) for name in names]
     refused = 0
     with multiprocessing.pool.ThreadPool(arguments.jobs) as pool:
-        for identity, name, found, runs, seconds in pool.imap(lambda one: swept(*one), todo):
+        for identity, name, found, runs, nearest, seconds in pool.imap(lambda one: swept(*one), todo):
             refused += len(found)
             print(f"{identity:4}{name:24}{len(found):5} of {runs:7} refused {seconds:8.0f} s", flush=True)
+            part, where = nearest
+            print(f"      largest error: {part:.3f} of the tolerance {where}", flush=True)
             for test, seed, words in found[:SHOWN]:
                 print(f"      {test} --seed {seed}: {words}", flush=True)
     if refused:

@@ -65,7 +65,7 @@ def close(
         return
     if not numpy.isfinite(expected).all():
         raise RuntimeError(f"the grader's own {what} is not finite")
-    allowed = relative * max(float(numpy.abs(expected).max()), scale or 0.05)
+    allowed = tolerance(expected, relative, scale)
     with numpy.errstate(all="ignore"):
         wrong = ~(numpy.abs(got - expected) <= allowed)
     if wrong.any():
@@ -78,6 +78,11 @@ def close(
         # A sum to which one rank alone has added is what that rank was given: then both are said.
         words = times + had if had and "there are" in times else had or times
         raise Verdict("failed", f"{what}: {one}{where}{more}{words}", right)
+
+
+def tolerance(expected: numpy.ndarray, relative: float, scale: float | None) -> float:
+    """How far a number may be from the expected one."""
+    return relative * max(float(numpy.abs(expected).max()), scale or 0.05)
 
 
 def array(value: Any) -> numpy.ndarray:
