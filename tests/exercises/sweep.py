@@ -4,12 +4,12 @@ its exercise, on many seeds.
     python tests/exercises/sweep.py --seeds 2000 --jobs 2      all exercises
     python tests/exercises/sweep.py 01 03a --seeds 20          two of them
 
-Expect for each exercise and submission the number of runs and of refusals, and how near a right answer came to
-a refusal for its rounding: the largest error, as a part of the tolerance, and where. Each refusal names the
-command that repeats it in the sandbox. The grader starts new processes for each run; here, a process for each
-rank lives on from seed to seed, in no sandbox: only recorded solutions run. A test that kills processes or
-looks at files still gets real runs, of --real seeds at most. A test of memory is left out: it does not depend
-on a seed."""
+Expect for each exercise and submission the number of runs and of refusals, and how near a right answer came
+to a refusal for its rounding: the largest error, as a part of the tolerance, and where. Each refusal names
+the command that repeats it in the sandbox. The grader starts new processes for each run; here, a process for
+each rank lives on from seed to seed, in no sandbox: only recorded solutions run. A test that kills processes
+or looks at files still gets real runs, of --real seeds at most. A test of memory is left out: it does not
+depend on a seed."""
 
 import argparse
 import contextlib

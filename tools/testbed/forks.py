@@ -242,8 +242,8 @@ def torchrun(words):
 
 
 def worker(path, words):
-    # A fork inherits the agent's handlers, which raise an error when torchrun ends this process. A Python that
-    # torchrun starts does not inherit them.
+    # A fork inherits the agent's handlers, which raise an error when torchrun ends this process.
+    # A Python of its own, as torchrun starts it, does not.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
