@@ -700,7 +700,7 @@ HOSTILE = tomllib.loads((Path(__file__).parent / "hostile.toml").read_text())
 
 
 @pytest.mark.quick("prints a report")
-@pytest.mark.long("reads what it can", "sends code", "deletes what it can")
+@pytest.mark.long("reads what it can", "sends code", "deletes what it can", "computes for ever")
 @pytest.mark.night
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_submission_gets_nothing_and_harms_nothing(tmp_path, name):
@@ -718,6 +718,7 @@ def test_a_hostile_submission_gets_nothing_and_harms_nothing(tmp_path, name):
     assert HOSTILE[name]["came"] in found["03.1a"]["came"], text
     assert "\x1b" not in text and "\n  ok   03.1a" not in text, text
     assert "infrastructure" not in {one["status"] for one in found.values()}, text
+    assert "fork_server.py" not in text, "a line of the grader in what a student reads"
     assert (other / NAME).read_text() == SOLUTION and len([*other.iterdir()]) == 1
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [NAME]
     assert time.monotonic() - began < 120

@@ -81,7 +81,7 @@ def ended(rank: int, one: dict[str, Any], who: str, files: dict[str, str]) -> Ca
     if one["ended"] != -24:
         return Cause(Near.OWN, when, rank, "error", f"{who} {ended_words(one['ended'])}")
     # The kernel's warning makes faulthandler print where the process is.
-    at = standing({"stack": one["output"].rpartition("(most recent call first)")[2]}, files)
+    at = standing({"stack": one["stack"].rpartition("(most recent call first)")[2]}, files)
     came = f"{who} was{at} when it had {ended_words(-24)}" if at else f"{who} {ended_words(-24)}"
     return Cause(Near.OWN, when, rank, "timeout", came)
 

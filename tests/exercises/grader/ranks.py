@@ -142,7 +142,7 @@ class Rank:
                 raise ValueError("too many values")
             found = fork_server.unpack(line)
             if self.has_answer:
-                raise ValueError("something after the result")
+                raise ValueError("a second result: does it start processes of its own?")
             if "value" in found:
                 self.value, self.has_answer = (found["value"],), True
             elif "error" in found:
@@ -184,12 +184,8 @@ class Rank:
     def seen(self):
         """For causes.py and waits.py."""
         names = ("value", "error", "broken", "ended", "events", "time")
-        stack = self.stack.decode(errors="replace")
-        return {name: getattr(self, name) for name in names} | {
-            "inside": list(self.inside.values()),
-            "stack": stack,
-            "output": self.printed(),
-        }
+        seen = {name: getattr(self, name) for name in names}
+        return seen | {"inside": list(self.inside.values()), "stack": self.stack.decode(errors="replace")}
 
 
 def run(attempt, body, inputs, *, group=True, student=True, main=None, files=None, disk=False, dies=()):
@@ -420,7 +416,8 @@ def has_ended(ranks, rank, when):
 def ask_where(ranks):
     """Have each rank write down where it is, and give it some time for that."""
     for rank in ranks:
-        rank.stack = b""
+        if rank.ended is None:  # what one wrote when its time was up stays
+            rank.stack = b""
     SERVER.ask("where", ranks=[rank.number for rank in ranks])
     end = time.monotonic() + 0.3
     while time.monotonic() < end and not all(rank.stack.endswith(b"\n") for rank in ranks):

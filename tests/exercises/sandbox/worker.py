@@ -377,7 +377,7 @@ def live(number, order, home, ends):
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(own.getrandbits(32))
         take_away(job["forbidden"])
-        faulthandler.register(signal.SIGXCPU, all_threads=False, chain=True)
+        faulthandler.register(signal.SIGXCPU, file=stack, all_threads=False, chain=True)
         faulthandler.register(WHERE, file=stack, all_threads=False)
         # What was printed is all that is left of a process whose time is up.
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
