@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tools import lessons, links
-from tools.makers import pictures, splits
+from tools.makers import mechanisms, pictures, splits
 from tools.makers.gpu import h100
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -66,5 +66,7 @@ def test_the_same_is_drawn_again(tmp_path):
     links.draw(tmp_path / "links.svg")
     h100.draw(tmp_path / "gpt_step.svg")
     splits.draw(tmp_path / "splits.svg")
+    mechanisms.draw_ranks(tmp_path / "ranks.svg")
+    mechanisms.draw_rename(tmp_path / "rename.svg")
     for path in tmp_path.iterdir():
         assert path.read_text() == (pictures.FOLDER / path.name).read_text(), "make pictures"

@@ -10,7 +10,7 @@ import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
 from tools import ink, launcher, links, notebooks
-from tools.makers import hero, splits
+from tools.makers import hero, mechanisms, splits
 from tools.makers.bench import rows
 from tools.makers.gpu import h100
 
@@ -89,5 +89,7 @@ if __name__ == "__main__":
     links.draw(FOLDER / "links.svg")
     h100.draw(FOLDER / "gpt_step.svg")
     splits.draw(FOLDER / "splits.svg")
+    mechanisms.draw_ranks(FOLDER / "ranks.svg")
+    mechanisms.draw_rename(FOLDER / "rename.svg")
     kinks()
     ladder()
