@@ -209,9 +209,9 @@ class Nearest:
     def __call__(self, what, got, expected, relative=2e-5, scale=None, *more, **named):
         self.close(what, got, expected, relative, scale, *more, **named)
         got, expected = comparing.array(got), comparing.array(expected)
-        if expected.size:
-            error = float(numpy.abs(got - expected).max())
-            part = error / comparing.tolerance(expected, relative, scale)
+        allowed = comparing.tolerance(expected, relative, scale) if expected.size else 0
+        if allowed > 0:
+            part = float(numpy.abs(got - expected).max()) / allowed
             if part > self.part:
                 self.part, self.where = part, f"{self.here}, {what}"
 
