@@ -188,8 +188,9 @@ def steps(student, me, given):
 
 # ---- what is drawn, and what is right
 
-# How far a gradient may be off.
-TOLERANCE = {torch.float32: 5e-5, torch.float64: 1e-10, torch.bfloat16: 0.1}
+# How far a gradient may be off, as a part of the largest gradient that a rank has before the mean: where the
+# gradients of the ranks cancel, their mean is small, but keeps their rounding.
+TOLERANCE = {torch.float32: 5e-5, torch.float64: 1e-10, torch.bfloat16: 0.05}
 
 
 def draw(widths, tied=(), dtype=torch.float32, **more):
@@ -228,8 +229,8 @@ def buckets_of(model, bucket_bytes):
     return found
 
 
-def mean(model, state, ranks):
-    """The mean in float64 of the gradients of `ranks`, a step each; None where no rank has one."""
+def gradients(model, state, ranks):
+    """The gradients in float64 of each of the `ranks`, a step each."""
     state, found = {name: value.double() for name, value in state.items()}, []
     for step in ranks:
         twin = Model(**model | {"state": state})
@@ -238,8 +239,18 @@ def mean(model, state, ranks):
         for images, targets, skip in step["passes"]:
             ((twin(images, skip) - targets).square().sum() * step["factor"]).backward()
         found.append({name: parameter.grad for name, parameter in twin.named_parameters()})
-    there = {name: [one[name] for one in found if one[name] is not None] for name in state}
-    return {name: sum(some) / len(ranks) if some else None for name, some in there.items()}
+    return found
+
+
+def mean(found):
+    """The mean of the gradients of all ranks; None where no rank has one."""
+    there = {name: [one[name] for one in found if one[name] is not None] for name in found[0]}
+    return {name: sum(some) / len(found) if some else None for name, some in there.items()}
+
+
+def largest(found, name):
+    """The largest number that a rank has in this gradient."""
+    return max(float(one[name].abs().max()) for one in found if one[name] is not None)
 
 
 def run_steps(model, bucket_bytes, ranks, apart=False, **more):
@@ -259,14 +270,16 @@ def check_steps(model, bucket_bytes, ranks, **more):
 def check_gradients(model, found, ranks):
     """The gradients after each step on all ranks are their mean."""
     for number, each in enumerate(zip(*ranks, strict=True)):
-        expected = mean(model, model["state"], each)
+        mine = gradients(model, model["state"], each)
+        expected = mean(mine)
         for (rank, came), (name, value) in itertools.product(enumerate(found), expected.items()):
             got, dtype = came["steps"][number]["gradients"].get(name), model["state"][name].dtype
             what = f"the gradient of {name} on rank {rank} after finish in step {number + 1}"
             if value is None:
                 require(got is None, f"{what} is a tensor", "None")
             else:
-                close(what, got, value, TOLERANCE[dtype], dtype=dtype)
+                scale = max(largest(mine, name), 0.05)
+                close(what, got, value, TOLERANCE[dtype], scale=scale, dtype=dtype)
 
 
 def check_buckets(*cases):
@@ -546,7 +559,7 @@ def test_5c_the_same_curve_as_one_process(world_size, zero_gradients, weights_by
     found = run_steps(model, 150, ranks, apart=True, zeros=zero_gradients, rate=rate)
     state = {name: value.double() for name, value in model["state"].items()}
     for each in zip(*ranks, strict=True):
-        step = mean(model, state, each)
+        step = mean(gradients(model, state, each))
         state = {name: value - rate * step[name] for name, value in state.items()}
     for rank, came in enumerate(found):
         # Zeros were written into the gradients of all steps but the last, if they are cleared like this.
