@@ -394,9 +394,10 @@ def test_3b_gradients_that_are_missing_on_some_ranks(skips, order):
 
 
 def test_3c_gradients_that_are_missing_on_all_ranks():
-    """3 processes, 5 steps; in step 1, no rank uses layers.1 and only rank 2 uses layers.2; in step 3, all
+    """3 processes, 6 steps; in step 1, no rank uses layers.1 and only rank 2 uses layers.2; in step 3, all
     gradients are zero; in step 4, ranks 0 and 1 have opposite gradients, rank 2 has zeros, and
-    layers.3.weight is now frozen; in step 5, no rank has a backward pass"""
+    layers.3.weight is now frozen; in step 5, no rank has a backward pass; in step 6, only rank 1 has one, and
+    its gradients are zero"""
     model = draw([5] * 5)
     some, all_of = [{"skips": [[1, 2]]}, {"skips": [[1, 2]]}, {"skips": [[1]]}], draw_step(model, 2)
     ranks = [
@@ -406,6 +407,7 @@ def test_3c_gradients_that_are_missing_on_all_ranks():
             draw_step(model, 2, factor=0.0),
             all_of | {"factor": (1.0, -1.0, 0.0)[rank], "freeze": ["layers.3.weight"]},
             draw_step(model),
+            draw_step(model, 2, factor=0.0, freeze=["layers.3.weight"]) if rank == 1 else draw_step(model),
         ]
         for rank in range(3)
     ]
