@@ -170,7 +170,7 @@ def main():
 
     if rank == 0:
         print(f"best accuracy: {best:.1%}")
-    ddp_model = loss = None  # both refer to the process group
+    ddp_model = loss = None  # nothing may refer to the process group at the end
     dist.destroy_process_group()
 
 

@@ -117,7 +117,7 @@ def main():
                 torch.save(checkpoint | {"iteration": iteration + 1}, f"{args.out}/iterations.new")
                 os.replace(f"{args.out}/iterations.new", f"{args.out}/iterations.pt")
 
-    ddp_model = loss = None  # both refer to the process group
+    ddp_model = loss = None  # nothing may refer to the process group at the end
     dist.destroy_process_group()
 
 
