@@ -27,6 +27,7 @@ FOLDER = ROOT / "lessons/launch"
 FILES = ("Containerfile", "kubernetes.yaml", "sagemaker.json")
 CONTAINER, KUBERNETES, SAGEMAKER = ((FOLDER / name).read_text() for name in FILES)
 PAGE = (FOLDER / "README.md").read_text()
+CLOUD = (FOLDER / "cloud.md").read_text()
 LESSON = "06b_preemption"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 8)
 
@@ -198,23 +199,23 @@ def test_the_page_says_what_the_recipes_can_cost():
     names = ("parallelism", "activeDeadlineSeconds")
     pods, seconds = (int(re.search(rf"{name}: (\d+)", KUBERNETES)[1]) for name in names)
     cost = f"{seconds / 3600:g} hours | {pods} pods: {pods * seconds / 3600:g} "
-    assert f"`activeDeadlineSeconds`, {cost}" in PAGE
+    assert f"`activeDeadlineSeconds`, {cost}" in CLOUD
     request = json.loads(SAGEMAKER)
     machines = request["ResourceConfig"]["InstanceCount"]
     hours = request["StoppingCondition"]["MaxRuntimeInSeconds"] / 3600
-    assert f"`MaxRuntimeInSeconds`, {hours:g} hour;" in PAGE
-    assert f"{machines} instances: {machines * hours:g} instance-hours" in PAGE
+    assert f"`MaxRuntimeInSeconds`, {hours:g} hour;" in CLOUD
+    assert f"{machines} instances: {machines * hours:g} instance-hours" in CLOUD
     slurm = (FOLDER / "slurm.sbatch").read_text()
     nodes, starts = (int(re.search(rf"{name}(\d+)", slurm)[1]) for name in ("--nodes=", "REQUEUES:-"))
     assert "--time=00:30:00" in slurm
     each = nodes / 2
-    assert f"{nodes} nodes: {each:g} node-hour per start, {each * (starts + 1):g} in all" in PAGE
+    assert f"{nodes} nodes: {each:g} node-hour per start, {each * (starts + 1):g} in all" in CLOUD
 
 
 def test_the_page_shows_the_command_that_sagemaker_gives():
     words, _ = as_the_toolkit_does(json.loads(SAGEMAKER), ["algo-1", "algo-2"], "algo-1")
     words[words.index("--nproc_per_node") + 1] = "GPUS"
-    assert " ".join(map(str, words)) + "\n" in PAGE
+    assert " ".join(map(str, words)) + "\n" in CLOUD
     assert "sagemaker-training==5.1.4" in CONTAINER
 
 

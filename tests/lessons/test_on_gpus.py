@@ -365,7 +365,7 @@ def test_no_step_waits_for_the_gpu(on_gpus, lesson):
     more = {place: n - found[0].get(place, 0) for place, n in found[1].items()}
     steps = images // int(sizes["--batch-size"])
     assert sum(more.values()) == WAITS.get(lesson.stem, 0) * steps, more
-    page = (launcher.ROOT / "lessons/launch/README.md").read_text()
+    page = (launcher.ROOT / "lessons/launch/on_gpus.md").read_text()
     rows = dict(re.findall(r"^\| (\w+) \| (\d+) \| ", page, re.M))
     assert int(rows.get(lesson.number, 0)) == WAITS.get(lesson.stem, 0)
 

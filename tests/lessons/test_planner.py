@@ -521,3 +521,44 @@ def test_what_a_page_says_the_planner_prints_is_what_it_prints(capsys, page, beg
             words, printed = span, " ".join(capsys.readouterr().out.split())
         else:
             assert span in printed, f"{words}: {span}, not {printed}"
+
+
+def test_what_the_contents_page_says_about_being_bound_by_communication():
+    """Its limits in tokens and its ratios, from the planner's formulas without latency."""
+    section = (ROOT / "lessons/README.md").read_text().split("## Is the job bound by")[1].split("\n## ")[0]
+    peaks = {"H100": 989e12 / 2, "RTX 4090": 165.2e12 / 2}
+    links = {"NVLink": 450e9, "400 Gbit/s": 50e9, "PCIe 4.0": 31.5e9, "10 Gbit/s": 1.25e9}
+    pairs = re.findall(
+        r"^\| (H100|RTX 4090), .*?(NVLink|400 Gbit/s|PCIe 4.0|10 Gbit/s).* ([\d,]+) tokens", section, re.M
+    )
+    assert len(pairs) == 4
+    reduce = formulas.all_reduce_seconds
+    for gpu, link, said in pairs:
+        for ranks in (2, 4096):
+            backward = reduce(2.0, ranks, links[link], 0, "ring") * peaks[gpu] / 4
+            both = 1.5 * reduce(2.0, ranks, links[link], 0, "ring") * peaks[gpu] / 6
+            limit = peaks[gpu] / links[link] * (ranks - 1) / ranks
+            assert backward == pytest.approx(limit) and both == pytest.approx(limit)
+        assert said == f"{peaks[gpu] / links[link]:,.0f}"
+    assert f"{peaks['RTX 4090'] / links['PCIe 4.0'] / 2:,.0f} tokens per micro-batch" in section
+    rows = re.findall(
+        r"^\| (tensor|experts), `n` = (\d), `h` = ([\d,]+) .* (\d+)% \| (\d+)% \| (\d+)% \|", section, re.M
+    )
+    assert len(rows) == 4
+    for way, ranks, width, *said in rows:
+        n, h, tokens = int(ranks), int(width.replace(",", "")), 4096
+        for share, (gpu, link) in zip(
+            said, [("H100", "NVLink"), ("H100", "400 Gbit/s"), ("RTX 4090", "PCIe 4.0")], strict=True
+        ):
+            if way == "tensor":
+                sent = 4 * reduce(2 * tokens * h, n, links[link], 0, "ring")
+                computed = 6 * formulas.layer_weights(h, h // 128) * tokens / n / peaks[gpu]
+            else:
+                sent = 4 * formulas.all_to_all_seconds(2 * tokens * h, n, links[link], 0)
+                computed = 6 * formulas.feed_forward_weights(h) * tokens / peaks[gpu]
+            assert f"{100 * sent / computed:.0f}" == share, (way, n, h, link)
+    # Ring attention with as many tokens of a text on each rank as the limit: it hides all but a little.
+    for gpu, link in (("H100", "NVLink"), ("RTX 4090", "PCIe 4.0")):
+        length, n, h = 8 * peaks[gpu] / links[link], 8, 4096
+        passed = formulas.ring_attention_seconds(4 * h * length / n, n, links[link], 0)
+        assert 0.9 < passed / (formulas.attention_flops(1, h, length, 1, "none") / n / peaks[gpu]) < 1

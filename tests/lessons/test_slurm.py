@@ -19,6 +19,7 @@ from tools.testbed.processes import alive, wait_for
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason="needs SLURM: make tools installs it")
 
 SCRIPT = launcher.ROOT / "lessons/launch/slurm.sbatch"
+PAGE = SCRIPT.with_name("slurm.md").read_text()
 SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 12)
 NAMES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
 TOLD = r"\*\*\* STEP \d+\.0 ON \S+ CANCELLED AT "  # the line that SLURM writes when it signals the tasks
@@ -279,3 +280,34 @@ def test_a_job_that_gets_nowhere_does_not_come_back_for_ever(cluster, submit):
 )
 def test_a_job_that_fails_does_not_come_back(submit, way, arguments, error):
     check_that_it_failed(submit(way, *arguments), error)
+
+
+@pytest.mark.long
+def test_the_scripts_on_the_page(cluster, tmp_path):
+    """The first job, with the lines that copy data to each node, and the array; smaller, and without GPUs."""
+    first, rates = re.findall(r"```sh\n(#!.*?)```", PAGE, re.S)
+    (copies,) = re.findall(r"```sh\n(export ARCHIVE=.*?)```", PAGE, re.S)
+    (tmp_path / "lessons").symlink_to(launcher.ROOT / "lessons")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    cluster.call("tar", "-cf", tmp_path / "images.tar", "-C", launcher.ROOT, "lessons/pages")
+    copies = copies.replace("/shared/images.tar", str(tmp_path / "images.tar"))
+    scripts = {
+        "first": first.replace("set -eu\n", f'set -eu\n{copies}ls "$DATA/lessons/pages"\n'),
+        "rates": rates,
+    }
+    sizes = "--epochs 1 --train-size 240 --test-size 60 --batch-size 24"
+    for name, script in scripts.items():
+        path = tmp_path / f"{name}.sbatch"
+        path.write_text(re.sub(r"(lessons/\d+\w+\.py)", rf"\1 {sizes}", script))
+        options = ("--parsable", "--cpus-per-task=2", "--mem=1G", f"--chdir={tmp_path}")
+        number = cluster.call("sbatch", *options, path, cwd=tmp_path).strip()
+        queue = ("squeue", "--noheader", "--jobs", number)
+        slurm.wait_until(
+            lambda words=queue: not cluster.call(*words, check=False), 400, cluster.logs, every=1
+        )
+    (log,) = [path.read_text() for path in tmp_path.glob("first-*.log")]
+    assert "01.md\n" in log and "epoch  1 | loss" in log
+    assert not list((cluster.folder / "tmp").glob("data-*"))
+    assert len(list(tmp_path.glob("rates-*-[0-3].log"))) == 4
+    found = [json.loads(path.read_text())["loss"] for path in tmp_path.glob("out/rates/*/*.jsonl")]
+    assert len(set(found)) == 4

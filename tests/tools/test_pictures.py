@@ -36,7 +36,7 @@ def test_the_picture_of_a_gpts_step_has_all_of_the_step_and_its_words_say_what_i
     budgets = [h100.budget(row) for row in rows]
     for row, budget in zip(rows, budgets, strict=True):
         assert sum(budget.values()) == pytest.approx(1000 * row["seconds"] / (row["size"] / 8), rel=0.01)
-    alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("gpt_step.svg")[1].split(">")[0]
+    alt = (lessons.ROOT / "lessons/launch/on_gpus.md").read_text().split("gpt_step.svg")[1].split(">")[0]
     said = [int(number) for number in re.findall(r"\d+", alt.split("8 texts")[1])]
     products, attention, others, adam, rest = (
         [round(budget[kind]) for budget in budgets] for kind in h100.KINDS

@@ -1,4 +1,4 @@
-"""How fast one H100 trains, from the files of results: two tables and a picture for lessons/launch/README.md.
+"""How fast one H100 trains, from the files of results: two tables and a picture for lessons/launch/on_gpus.md.
 
 python -m tools.makers.gpu.h100       write the tables between their markers, and pictures/gpt_step.svg
 """
@@ -9,7 +9,7 @@ from tools.makers import result_files
 from tools.makers.gpu.measure import IN_32_BITS, LOOPS, PEAKS
 
 FOLDER = result_files.FOLDER
-PAGE = ROOT / "lessons/launch/README.md"
+PAGE = ROOT / "lessons/launch/on_gpus.md"
 PICTURE = ROOT / "lessons/pictures/gpt_step.svg"
 COMMAND = "python -m tools.makers.gpu.h100"
 PEAK = PEAKS["H100 80GB HBM3"] * 1e12
@@ -114,7 +114,7 @@ def draw(path):
 
 
 def page():
-    """lessons/launch/README.md with these tables."""
+    """lessons/launch/on_gpus.md with these tables."""
     return diffs.written_between(PAGE.read_text(), PAGE, {"ladder": ladder(), "gpt": gpt()}, COMMAND)
 
 
