@@ -1,4 +1,4 @@
-"""How fast one H100 trains, from the files of results: two tables and a picture for lessons/launch/on_gpus.md.
+"""How fast one H100 trains, from the files of results: two tables and a picture for launch/on_gpus.md.
 
 python -m tools.makers.gpu.h100       write the tables between their markers, and pictures/gpt_step.svg
 """
