@@ -541,6 +541,11 @@ def test_what_the_contents_page_says_about_being_bound_by_communication():
             assert backward == pytest.approx(limit) and both == pytest.approx(limit)
         assert said == f"{peaks[gpu] / links[link]:,.0f}"
     assert f"{peaks['RTX 4090'] / links['PCIe 4.0'] / 2:,.0f} tokens per micro-batch" in section
+    eighth = (
+        reduce(2.0, 8 * 4096, links["400 Gbit/s"], 0, "two-level", 8, links["NVLink"]) * peaks["H100"] / 4
+    )
+    (said,) = re.findall(r"machines of eight .* ([\d,]+) tokens", section)
+    assert float(said.replace(",", "")) == pytest.approx(eighth, rel=1e-3)
     rows = re.findall(
         r"^\| (tensor|experts), `n` = (\d), `h` = ([\d,]+) .* (\d+)% \| (\d+)% \| (\d+)% \|", section, re.M
     )
