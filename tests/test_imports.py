@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.lessons import ROOT
+from tools.makers import house
 
 FILES = subprocess.check_output(["git", "ls-files", "*.py"], cwd=ROOT, text=True).splitlines()
 NOTEBOOKS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -68,6 +69,17 @@ MAY = {
     "tests": ("lessons", "notebooks", "tools", "tests"),
     "tests/exercises": ("tests/exercises",),  # Gradescope gets this folder alone
 }
+
+
+@pytest.mark.parametrize("name", house.ROOMS)
+def test_the_picture_of_the_house_is_what_folders_may_import(name):
+    """Beside what stands below it, a folder may import itself, and notebooks may import tools/testbed."""
+    may = {other for other in MAY[name] if other in house.ROOMS} - {name}
+    if name == "tests":
+        may.add("tools/makers")  # a part of tools, which nothing else imports
+    assert set(house.below(name)) == may
+
+
 EXCEPTIONS = {
     ("tools/diffs.py", "notebooks/show/sentences.py"),  # it writes diffs into notebooks: their sentences
     ("tools/diffs.py", "notebooks/show/text.py"),  # and their form

@@ -10,7 +10,7 @@ import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
 from tools import ink, launcher, links, notebooks
-from tools.makers import hero, mechanisms, splits
+from tools.makers import hero, house, mechanisms, splits
 from tools.makers.bench import rows
 from tools.makers.gpu import h100
 
@@ -91,5 +91,6 @@ if __name__ == "__main__":
     splits.draw(FOLDER / "splits.svg")
     mechanisms.draw_ranks(FOLDER / "ranks.svg")
     mechanisms.draw_rename(FOLDER / "rename.svg")
+    house.draw(FOLDER / "house.svg")
     kinks()
     ladder()
