@@ -33,7 +33,7 @@ cp /etc/resolv.conf "$root/etc/resolv.conf"
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 printf '127.0.0.1 localhost\n' >"$root/etc/hosts"
 
-# The first block of README, as a reader pastes it: a command that fails does not end it. pip keeps what it
+# README's commands up to `make run`, as a reader pastes them: one that fails does not end it. pip keeps what it
 # has fetched for the next Debian.
 cat >"$root/root/readme.sh" <<'END'
 cd /root/rungs
@@ -49,8 +49,8 @@ END
 if [ "${COMMANDS:-}" ]; then
     printf 'source .venv/bin/activate\ntimed "%s"\n' "$COMMANDS" >>"$root/root/readme.sh"
 else
-    sed -n '/^```sh$/,/^```$/p' README.md | sed -n '2,/^```$/p' | sed -n '/^```$/q; /^#/d; p' \
-        | sed 's/  *#.*//' | sed -e ':more' -e '/\\$/{N; s/\\\n *//; b more' -e '}' -e 's/.*/timed "&"/' >>"$root/root/readme.sh"
+    sed -n '/^```sh$/,/^```$/p' README.md | sed -n '/^```/d; /^python3 -m venv/,/^make run/p' \
+        | sed -e ':more' -e '/\\$/{N; s/\\\n *//; b more' -e '}' -e 's/.*/timed "&"/' >>"$root/root/readme.sh"
     echo 'timed "make test"' >>"$root/root/readme.sh"  # README's second command, in another block
 fi
 cat >"$folder/$suite.sh" <<END

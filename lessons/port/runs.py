@@ -389,7 +389,7 @@ ROWS = {  # what PyTorch says, and the row of the page that helps
     r"'DistributedDataParallel' object has no attribute": "attributes-of-the-model",
     r"key\(s\) in state_dict": "loading-a-checkpoint",
     r"finished reduction in the prior iteration": "unused-parameters",
-    r"invalid device ordinal|not compiled with CUDA": "cpu-builds-and-cuda",
+    r"invalid device ordinal|not compiled with CUDA|device type mps|MPS Tensor": "cpu-builds-and-cuda",
     r"mutually exclusive with shuffle": "a-shuffled-dataloader",
     r"unspecified sampler option": "an-iterabledataset",
     r"bootstrapping phase": "no-main-guard",
