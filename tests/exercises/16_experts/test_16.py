@@ -479,6 +479,10 @@ JOURNEYS = [
         partial(Journey, "two experts on each process", (5, 3, 6), 6, 1, 4),
         # More than 16 rows: a sort that is not stable keeps the order of fewer.
         partial(Journey, "all tokens go to expert 0", (15, 4, 16), 3, 1, 3, bias=[9.0, 0.0, 0.0]),
+        # It neither sends nor receives a row, and must still call what all call.
+        partial(
+            Journey, "process 1 and its expert have no tokens", (4, 0, 5), 3, 1, 3, bias=[0.0, -9.0, 0.0]
+        ),
     ],
     [partial(Journey, "one process has no tokens", (6, 0, 5, 1), 4, 1, 3)],
     [

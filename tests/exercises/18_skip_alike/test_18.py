@@ -166,6 +166,12 @@ def test_1b_exactly_the_limit():
     check_guard([2.0, 2.0, 2.0, 6.0001, 6.0, 2.0, 2.0], 3.0, 4, 2)
 
 
+def test_1b_an_even_number_of_norms():
+    """The first two norms are 1 and 3, so their median is 2; then 5, which is above the limit, and 3.5, which
+    is not; times=2, count=4, fewest=2"""
+    check_guard([1.0, 3.0, 5.0, 3.5], 2.0, 4, 2)
+
+
 def test_1c_skipped_norms_do_not_count():
     """After 4 norms near 1, 20 norms of 10 in a row; times=4, count=8, fewest=4"""
     check_guard([*usual_norms(4), *[10.0] * 20, *usual_norms(2)], 4.0, 8, 4, reads_norms=True)
