@@ -44,6 +44,7 @@ def pytest_configure(config):
         os.environ.pop(name, None)
     if launcher.local_address():  # torchrun --standalone would wait for minutes: see pages/errors.md
         os.environ["PET_LOCAL_ADDR"] = "127.0.0.1"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", launcher.loopback())  # or gloo prints a warning
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -147,7 +147,8 @@ def helper(tensor):
         ("pass\ndel work\ndef other():", "", "^there is no work in work.py$"),
     ],
 )
-def test_the_earliest_cause_is_named(code, kind, words):
+def test_the_earliest_cause_is_named(code, kind, words, monkeypatch):
+    monkeypatch.setattr(ranks, "TOO_BUSY", 100)  # of these 2 s, a run on a busy machine gets little in 20
     came = fails(WORK.replace("{code}", f"    {code}"), 3, seconds=2 if "while" in code else 20).came
     assert re.search(words, came), came
     assert "after 20 s" not in came  # the grader sees that nothing moves, and does not wait for the limit

@@ -7,6 +7,8 @@ import socket
 import sys
 from pathlib import Path
 
+import psutil
+
 from tools import lessons
 from tools.lessons import ROOT, Curve
 
@@ -53,6 +55,12 @@ def local_address() -> list[str]:
     except OSError:
         return ["--local-addr", "127.0.0.1"]
     return []
+
+
+def loopback() -> str:
+    """The name of the interface that has 127.0.0.1: lo, and on macOS lo0."""
+    interfaces = psutil.net_if_addrs().items()
+    return next(name for name, some in interfaces if "127.0.0.1" in [one.address for one in some])
 
 
 def in_one_agent(stem: str, processes: int, *arguments) -> tuple[list[str], dict]:

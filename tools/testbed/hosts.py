@@ -178,8 +178,12 @@ class Command:
         words = hosts.inside(*enter, "sh", "-c", start, "sh", self.name, self.folder, *words)
         own = {"HOME": str(self.folder), "TMPDIR": str(self.temporary), "RUNGS_MARK": self.mark}
         own |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-        environment = os.environ | own | environment
-        environment.pop("PET_LOCAL_ADDR", None)  # of conftest.py: here the names of all hosts resolve
+        not_here = (
+            "PET_LOCAL_ADDR",
+            "GLOO_SOCKET_IFNAME",
+        )  # of conftest.py: here the names of all hosts resolve
+        usual = {name: value for name, value in os.environ.items() if name not in not_here}
+        environment = usual | own | environment
         more = {"env": environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, **more)
