@@ -312,7 +312,9 @@ def compare_route(given, came, gradient):
     close(f"the weights {where}", came[2], weights, dtype=logits.dtype)
     if len(tokens):
         weights.backward(given["above"].double())
-        close(f"the gradient of the logits {where}", gradient, leaf.grad)
+        # Where the weights are near 1, the gradient is small, and keeps the rounding of what came from above.
+        scale = max(float(given["above"].abs().max()), 0.05)
+        close(f"the gradient of the logits {where}", gradient, leaf.grad, scale=scale)
 
 
 def test_1a_choices():
