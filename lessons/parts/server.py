@@ -75,9 +75,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         length = int(self.headers.get("Content-Length", 0))
         if self.path != "/digit":
+            self.close_connection = True  # otherwise the body would be read as a new request
             self.reply(404, {"error": f"there is no {self.path}: send a picture to /digit"})
         elif length != SIDE * SIDE:
-            self.close_connection = True  # otherwise the rest of the body would be read as a new request
+            self.close_connection = True
             self.reply(400, {"error": f"a picture has {SIDE * SIDE} bytes, not {length}"})
         else:
             pixels = torch.frombuffer(bytearray(self.rfile.read(length)), dtype=torch.uint8)

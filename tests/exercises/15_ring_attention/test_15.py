@@ -418,7 +418,7 @@ def check_ring(world_size, shared, kind, relative, **more):
     if "300" in kind:
         given |= dict(zip(NAMES, shifted(attended(given), 300), strict=True))
         given["key"][..., 0:2, :] *= -1  # the first queries have later keys whose scores are far larger
-        relative *= 100  # scores of 300 have the rounding of 300; with 50, one of 2,000 draws came to 0.72 of it
+        relative *= 100  # a score of 300 has the rounding of 300: with 50, a right answer came to 0.72 of it
     check_around(given, world_size, relative, **more)
 
 
