@@ -6,7 +6,7 @@ from statistics import median
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MultipleLocator
 
-from show.pictures import BLUE, GREEN, GREY, INK, PINK, RANKS, RED, picture, tile
+from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, PINK, RANKS, RED, picture, tile
 
 BELOW = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.26)}
 
@@ -19,6 +19,22 @@ def mean_losses(ranks):
     return [sum(column(rows, "loss")) / len(rows) for rows in zip(*ranks, strict=True)]
 
 
+def limits_of(rows):
+    """The guard's limit in each step, or None where it has accepted too few norms to have one."""
+    limits, accepted = [], []
+    for row in rows:
+        limits.append(4 * median(accepted) if len(accepted) >= 10 else None)
+        if row["taken"]:
+            accepted = [*accepted, row["norm"]][-50:]
+    return limits
+
+
+def times_usual(rows):
+    """How many times the usual norm of its moment each norm is, as soon as the guard has a limit."""
+    pairs = zip(rows, limits_of(rows), strict=True)
+    return [4 * row["norm"] / limit for row, limit in pairs if limit is not None]
+
+
 def draw_own_norms(ranks, skipped):
     """The norm of each rank's own gradient, and the norm of the average, which all ranks compute."""
     _, axes = plt.subplots(figsize=(5, 3.4))
@@ -26,11 +42,7 @@ def draw_own_norms(ranks, skipped):
     axes.plot(steps, column(ranks[0], "norm"), color=INK, lw=2.8, label="of the average")
     for rank, rows in enumerate(ranks):
         axes.plot(steps, column(rows, "own_norm"), color=RANKS[rank], lw=1.3, label=f"rank {rank}'s own")
-    limits, accepted = [], []
-    for row in ranks[0]:
-        limits.append(4 * median(accepted) if len(accepted) >= 10 else None)
-        if row["taken"]:
-            accepted = [*accepted, row["norm"]][-50:]
+    limits = limits_of(ranks[0])
     known = [(step, limit) for step, limit in zip(steps, limits, strict=True) if limit is not None]
     axes.plot(*zip(*known, strict=True), color=RED, ls="--", lw=1.4, label="the guard's limit")
     highest = max(column(ranks[0], "own_norm") + column(ranks[1], "own_norm"))
@@ -55,12 +67,13 @@ def draw_own_norms(ranks, skipped):
     )
 
 
-def two_axes(steps, usual, limit, highest):
-    """For the loss above, and for the norm below, with the usual norm and the guard's limit."""
+def two_axes(steps, usual, limit, highest, side):
+    """For the loss above and the norm below, with the usual norm and, written on `side`, the limit."""
     _, (upper, lower) = plt.subplots(2, 1, figsize=(4.8, 4.8), sharex=True)
     lower.set_yscale("log")
     lower.axhline(limit, color=RED, ls="--", lw=1.4)
-    lower.text(steps[-1], 1.12 * limit, "the guard's limit", color=RED, size=9.5, ha="right")
+    where = steps[0] if side == "left" else steps[-1]
+    lower.text(where, 1.12 * limit, "the guard's limit", color=RED, size=9.5, ha=side)
     lower.axhline(usual, color=GREY, lw=1, ls=":")
     lower.text(steps[-1], 0.85 * usual, "the usual norm", size=9.5, ha="right", va="top")
     upper.set(ylabel="loss")
@@ -76,88 +89,106 @@ def two_axes(steps, usual, limit, highest):
 def draw_damages(runs, at, usual, limit):
     """The mean loss and the norm of several runs, which differ only in the damage in step `at`."""
     steps = column(next(iter(runs.values()))[0], "step")
+    there = steps.index(at)
     norms = {kind: column(ranks[0], "norm") for kind, ranks in runs.items()}
+    losses = {kind: mean_losses(ranks) for kind, ranks in runs.items()}
     highest = max(norm for run in norms.values() for norm in run if isfinite(norm))
-    upper, lower = two_axes(steps, usual, limit, highest)
-    said = []
-    for (kind, ranks), colour, sign in zip(runs.items(), (PINK, GREEN, BLUE), "os^", strict=True):
-        losses = mean_losses(ranks)
+    upper, lower = two_axes(steps, usual, limit, 2 * highest, "left")
+    said, others = [], []
+    for kind, colour, sign in zip(runs, (PINK, GREEN, BLUE), "os^", strict=True):
         looks = {"color": colour, "marker": sign, "ms": 4.5, "lw": 1.6, "label": kind}
-        upper.plot(steps, losses, **looks)
+        upper.plot(steps, losses[kind], **looks)
         lower.plot(steps, norms[kind], **looks)
-        loss, norm = losses[steps.index(at)], norms[kind][steps.index(at)]
+        loss, norm = losses[kind][there], norms[kind][there]
         said.append(f"with {kind}, loss {loss:.2f} and norm {norm:.2f}")
-        if not isfinite(loss):
-            for axes in (upper, lower):
-                where = axes.get_xaxis_transform()
-                axes.axvline(at, color=colour, ls=":", lw=1.6)
-                axes.text(at + 1.3, 0.85, "NaN from here on", color=colour, transform=where, va="center")
+        others += [one for one in losses[kind][:there] + losses[kind][there + 1 :] if isfinite(one)]
+        if isfinite(norm):
+            lower.text(at + 0.9, norm, f"{norm / usual:.2g} times the usual norm", color=colour, va="bottom")
+        else:
+            mark_nan(upper, at, colour)
+            mark_nan(lower, at, colour)
+    upper.set_ylim(top=max(loss for run in losses.values() for loss in run if isfinite(loss)) + 0.5)
     lower.legend(**BELOW, ncols=3, columnspacing=1.2)
-    picture(f"Loss and norm of steps {steps[0]} to {steps[-1]}. Step {at} has, {'; '.join(said)}.")
+    picture(
+        f"Loss and norm of steps {steps[0]} to {steps[-1]}. Step {at} has, {'; '.join(said)}. "
+        f"In all other steps, the mean loss is at most {max(others):.2f}."
+    )
 
 
-def draw_loss_and_norm(ranks, first, last, usual, limit):
-    """The losses of the ranks, their mean, and the norm, with damage on rank 1 from `first` to `last`."""
+def mark_nan(axes, at, colour):
+    """An arrow to the upper edge, where a run leaves the picture."""
+    where = axes.get_xaxis_transform()
+    arrow = {"arrowstyle": "->", "color": colour, "lw": 1.6}
+    axes.annotate("", (at, 1), (at, 0.88), xycoords=where, textcoords=where, arrowprops=arrow)
+    axes.text(at + 0.6, 0.95, "NaN from here on", color=colour, transform=where, va="center")
+
+
+def draw_loss_and_norm(ranks, undamaged, first, last, usual, limit):
+    """The losses of the ranks, their mean, and the norm, with damage on rank 1 from `first` to `last`; and
+    the mean loss of the run without damage."""
     steps = column(ranks[0], "step")
-    losses, norms = mean_losses(ranks), column(ranks[0], "norm")
-    upper, lower = two_axes(steps, usual, limit, max(norms))
+    losses, norms, calm = mean_losses(ranks), column(ranks[0], "norm"), mean_losses(undamaged)
+    upper, lower = two_axes(steps, usual, limit, max(norms), "right")
     for axes in (upper, lower):
         axes.axvspan(first - 0.5, last + 0.5, color=tile(RED, 0.25), lw=0)
     for rank, rows in enumerate(ranks):
         upper.plot(steps, column(rows, "loss"), color=RANKS[rank], lw=1.3, label=f"rank {rank}")
     upper.plot(steps, losses, color=INK, lw=2.4, label="mean")
-    upper.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+    upper.plot(steps, calm, color=PINK, lw=1.6, ls="--", label="mean without damage")
+    upper.legend(loc="lower center", bbox_to_anchor=(0.45, 1), ncols=2)
     lower.plot(steps, norms, color=INK, lw=1.8, marker=".")
     where = slice(steps.index(first), steps.index(last) + 1)
     own = column(ranks[1], "loss")[where]
     picture(
         f"From step {first} to {last}, rank 1's loss goes from {own[0]:.2f} to {own[-1]:.2f}, the mean loss "
         f"from {losses[where][0]:.2f} to {losses[where][-1]:.2f} (lowest point: {min(losses):.1f}), and "
-        f"the norm from {norms[where][0]:.1f} to {norms[where][-1]:.1f}. In the nine steps before, the mean "
-        f"loss is between {min(losses[:9]):.1f} and {max(losses[:9]):.1f}; afterwards, it is between "
-        f"{min(losses[where.stop :]):.1f} and {max(losses[where.stop :]):.1f}."
+        f"the norm from {norms[where][0]:.1f} to {norms[where][-1]:.1f}. Without damage, the mean loss is "
+        f"between {min(calm):.1f} and {max(calm):.1f}. After the damage, the two mean losses differ "
+        f"by at most {max(map(apart, losses[where.stop :], calm[where.stop :])):.2f}."
     )
 
 
-def draw_ways(ways):
-    """A row for each way: which steps were taken, and with which batches."""
-    _, axes = plt.subplots(figsize=(4.8, 2.6))
-    looks = {
-        "a step with an ordinary batch": {"color": tile(BLUE, 0.6)},
-        "a step with a bad batch": {"color": tile(RED, 0.9), "hatch": "////"},
-        "no step": {"color": "none"},
-    }
-    said = []
-    for height, (way, rows) in enumerate(ways.items()):
-        for row in rows:
-            word = "no step"
-            if row["taken"]:
-                word = "a step with a bad batch" if row["damaged"] else "a step with an ordinary batch"
-            axes.bar(row["step"], 0.62, 0.8, height - 0.31, edgecolor=GREY, lw=0.6, label=word, **looks[word])
-        taken = sum(column(rows, "taken"))
-        said.append(f"{way}: {taken} of {len(rows)} computed steps are taken")
+def apart(one, other):
+    return abs(one - other)
+
+
+def draw_ends(ways):
+    """A row for each way, with the held-out loss of each order; lines join weights that are the same."""
+    _, axes = plt.subplots(figsize=(4.8, 3))
+    seen, said = {}, []
+    for row, (way, ends) in enumerate(ways.items()):
+        losses, earlier = column(ends, "held_out"), set(seen)
+        for order, end in enumerate(ends):
+            height = row + 0.2 * (order - 1)
+            looks = {"color": (BLUE, ORANGE, GREEN)[order], "ls": "none", "marker": "os^"[order], "ms": 6}
+            axes.plot(end["held_out"], height, label=f"order {order + 1}" if row == 0 else None, **looks)
+            if end["checksum"] in seen:
+                axes.plot([end["held_out"]] * 2, [seen[end["checksum"]], height], color=INK, lw=1, ls=":")
+            seen[end["checksum"]] = height
+        if all(end["checksum"] in earlier for end in ends):
+            axes.text(max(losses) + 0.01, row - 0.5, "same bits", va="center")
+        said.append(f"{way} {', '.join(f'{loss:.3f}' for loss in losses)}")
     axes.set_yticks(range(len(ways)), list(ways))
     axes.set_ylim(len(ways) - 0.5, -0.5)  # the first way is on top
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set(xlabel="step", xlim=(104.4, 125.6), xticks=[105, 110, 115, 120, 125])
-    handles, words = axes.get_legend_handles_labels()
-    known = dict(zip(words, handles, strict=True))
-    axes.legend(known.values(), known.keys(), loc="upper center", bbox_to_anchor=(0.35, -0.32))
-    picture(f"Which steps from 105 to 125 are taken. {'; '.join(said)}.")
+    axes.set_xlabel("held-out loss after step 140")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, handletextpad=0.1, columnspacing=1)
+    picture(f"The held-out loss at the end of each way, in three orders: {'; '.join(said)}.")
 
 
-def draw_apart(far):
-    """How far rank 1's weights are from rank 0's after each step, with each guard."""
-    _, axes = plt.subplots(figsize=(4.8, 2.6))
-    for (guard, differences), colour, style in zip(far.items(), (GREEN, RED), ("--", "-"), strict=True):
+def draw_apart(curves):
+    """How far rank 1's weights are from rank 0's after each step."""
+    _, axes = plt.subplots(figsize=(4.8, 3.4))
+    looks = [(RED, "-", 2.4), (RED, ":", 1.8), (BLUE, "-.", 2), (GREEN, "--", 2)]
+    said = []
+    for (name, differences), (colour, style, width) in zip(curves.items(), looks, strict=True):
         steps = range(101, 101 + len(differences))
-        axes.plot(steps, differences, color=colour, ls=style, lw=2, label=f"guard: {guard}")
-    axes.set(xlabel="step", ylabel="largest difference")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 1.3))
-    said = [
-        f"with the {guard}, {differences[8]:.3f} after step 109, {differences[9]:.3f} after step 110, and "
-        f"{differences[-1]:.3f} after step {100 + len(differences)}"
-        for guard, differences in far.items()
-    ]
-    picture(f"The largest difference between a weight of rank 1 and of rank 0: {'; '.join(said)}.")
+        axes.plot(steps, differences, color=colour, ls=style, lw=width, label=name)
+        said.append(
+            f"{name}: {differences[8]:.3f} after step 109, {differences[9]:.3f} after step 110, "
+            f"{differences[27]:.4f} after step 128, and {differences[-1]:.4f} after step {steps[-1]}"
+        )
+    axes.set(xlabel="step", ylabel="difference between\nthe ranks' weights")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=1)
+    picture(f"The difference between the weights of rank 1 and of rank 0. {'; '.join(said)}.")

@@ -8,10 +8,25 @@ from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
+from matplotlib.ticker import MultipleLocator
 
 from show import s03b_overlap as overlap
 from show.folders import LESSONS, RANK_SCRIPTS, python_path
-from show.pictures import BLUE, GREEN, GREY, HATCHES, INK, ORANGE, PINK, SKY, picture
+from show.pictures import (
+    BLUE,
+    DARK,
+    GREEN,
+    GREY,
+    HATCHES,
+    INK,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    picture,
+    tile,
+    timeline,
+)
 from show.processes import ranks
 
 PHASES = {"forward": SKY, "backward": BLUE, "optimizer": GREEN}
@@ -46,9 +61,12 @@ def draw_parts(plain, checkpointed):
         before, after = plain[place] / 1e6, checkpointed.get(place, 0) / 1e6
         axes.barh(-number + 0.2, before, 0.36, color=BLUE)
         axes.barh(-number - 0.2, after, 0.36, color=ORANGE, hatch=HATCHES[ORANGE], edgecolor="white", lw=0.4)
+        for megabytes, shift in ((before, 0.2), (after, -0.2)):
+            axes.text(megabytes, -number + shift, f" {megabytes:.1f}", va="center", size=9)
         said.append(f"{place} {before:.1f} and {after:.1f}")
     axes.set_yticks([-number for number in range(len(plain))], list(plain))
-    axes.set(xlabel="MB kept for backward")
+    axes.set(xlabel="MB kept for backward", xlim=(0, 1.15 * max(plain.values()) / 1e6))
+    axes.xaxis.set_major_locator(MultipleLocator(5))
     axes.tick_params(axis="y", length=0)
     handles = [Patch(color=BLUE), Patch(facecolor=ORANGE, hatch=HATCHES[ORANGE], edgecolor="white")]
     axes.set_title("What each part keeps", pad=24)
@@ -78,37 +96,41 @@ def read_memory(path, fixed):
 
 def draw_memory(found, plateaus):
     """For each setting, the bytes that are allocated during a step; below, the phase of the step. `plateaus`
-    are the bytes that the first setting should reach, by the letter that marks them."""
+    are the bytes that the first setting should reach, by their names."""
     _, panels = plt.subplots(
-        len(found), sharex=True, sharey=True, figsize=(4.8, 1.1 + 1.75 * len(found))
+        len(found), sharex=True, sharey=True, figsize=(4.8, 1.1 + 1.95 * len(found))
     )  # fmt: skip
     top = max(one["peak"] for one in found.values()) / 1e6
-    end_of_all = max(one["memory"][-1][0] for one in found.values())
     said = []
     for axes, (setting, one) in zip(panels, found.items(), strict=True):
-        times = [ms for ms, _ in one["memory"]]
+        percent = 100 / max(one["memory"][-1][0], *(end for _, end, _ in one["phases"]))
+        times = [percent * ms for ms, _ in one["memory"]]
         sizes = [size / 1e6 for _, size in one["memory"]]
         axes.fill_between(times, sizes, step="post", color=GREY, alpha=0.35, lw=0)
         axes.plot(times, sizes, drawstyle="steps-post", color=INK, lw=1)
         axes.axhline(one["fixed"] / 1e6, color=PINK, lw=1.5, ls="--")
         for begin, end, phase in one["phases"]:
-            axes.barh(-0.09 * top, end - begin, 0.1 * top, left=begin, color=PHASES[phase])
+            left, width = percent * begin, percent * (end - begin)
+            axes.barh(-0.09 * top, width, 0.1 * top, left=left, color=PHASES[phase])
         when = times[sizes.index(max(sizes))]
         axes.text(when, max(sizes) + 0.02 * top, f"{max(sizes):.0f} MB", va="bottom", weight="bold")
         said.append(f"{setting}: {one['peak'] / 1e6:.0f} MB at the highest point")
-        axes.set(xlim=(0, end_of_all), ylim=(-0.16 * top, 1.25 * top), ylabel="MB")
+        axes.set(xlim=(0, 100), ylim=(-0.16 * top, 1.25 * top), ylabel="MB")
         axes.set_title(setting, pad=24 if axes is panels[0] else 6)
-    for letter, size in plateaus.items():
-        panels[0].axhline(size / 1e6, color=ORANGE, lw=1, ls=":")
-        panels[0].text(0.99 * end_of_all, size / 1e6, letter, ha="right", va="bottom", weight="bold")
-    panels[-1].set_xlabel("ms of the step (with the profiler)")
+        if axes is panels[0]:
+            low = [time for time, size in zip(times, sizes, strict=True) if size < 0.7 * max(sizes)]
+            right = min(time for time in low if time > when)  # of the hill
+            for name, size in plateaus.items():
+                axes.plot([when, right + 4], [size / 1e6] * 2, color=ORANGE, lw=1.2, ls=":")
+                axes.text(right + 5, size / 1e6, name, va="center", size=9)
+    panels[-1].set_xlabel("share of the step (%)")
     handles = [Patch(color=colour) for colour in PHASES.values()]
     handles.append(plt.Line2D([], [], color=PINK, ls="--"))
     panels[0].legend(
         handles, [*PHASES, "before the step"], loc="lower left", bbox_to_anchor=(-0.14, 1), ncols=4,
         **overlap.TIGHT,
     )  # fmt: skip
-    marks = ", ".join(f"{letter} at {size / 1e6:.1f} MB" for letter, size in plateaus.items())
+    marks = ", ".join(f"{name} at {size / 1e6:.1f} MB" for name, size in plateaus.items())
     picture(f"Memory during a step. {'; '.join(said)}. Dotted lines in the first panel: {marks}.")
 
 
@@ -176,26 +198,80 @@ def budget(steps):
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
-def draw_communication(found, least):
-    """For each setting the communication that is not hidden, and the rest of it, which is hidden. `least` has
-    the ms that the link needs at least, by what is sent."""
-    _, axes = plt.subplots(figsize=(4.8, 1.5 + 0.72 * len(found)))
+def draw_rank_0(steps):
+    """For each setting, the step of rank 0 that has the median length, and what of its communication comes
+    after the end of backward."""
     said = []
-    for number, (setting, row) in enumerate(found.items()):
-        shown, hidden = row["communication, not hidden"], row["hidden"]
-        axes.barh(-number, shown, 0.45, color=ORANGE, hatch=HATCHES[ORANGE], edgecolor="white", lw=0.4)
-        axes.barh(-number, hidden, 0.45, left=shown, color=SKY)
-        axes.text(6, -number + 0.27, setting, size=9.5, weight="bold", va="bottom")
-        said.append(f"{setting}: {shown:.0f} ms not hidden, {hidden:.0f} ms hidden")
-    bottom = -len(found) + 0.5
-    for name, ms in least.items():
-        axes.plot([ms, ms], [bottom, 0.85], color=INK, lw=1.2, ls=":")
-        axes.text(ms, 0.88, name, ha="center", va="bottom", size=9)
+    _, halves = plt.subplots(len(steps), sharex=True, figsize=(4.8, 1.6 + 1.4 * len(steps)))
+    for axes, (setting, of_rank_0) in zip(halves, steps.items(), strict=True):
+        step = sorted(of_rank_0, key=lambda step: step["ms"])[len(of_rank_0) // 2]
+        threads = [*step["threads"].values(), [], []]
+        rows = {}
+        for name, row in zip(("computes", "gloo 1", "gloo 2"), threads, strict=False):
+            rows[name] = [bar for bar in row if bar[2] in overlap.COLOURS]
+        end = max(end for _, end, _ in overlap.bars(step, "backward"))
+        arrived = max(end for _, end, _ in overlap.bars(step, "all_reduce"))
+        handed = [begin for begin, _, _ in overlap.bars(step, "handed over")]
+        after = arrived - end
+        axes.axvspan(end, arrived, color=tile(RED, 0.25), lw=0, zorder=0)
+        axes.text(
+            (end + arrived) / 2, 0, f"after backward:\n{after:.0f} ms", ha="center", va="center", color=DARK
+        )
+        axes.plot(handed, [0] * len(handed), "|", color=INK, markersize=18, markeredgewidth=1.5)
+        timeline(axes, rows, overlap.COLOURS)
+        axes.set_title(setting, pad=26 if axes is halves[0] else 6)  # room for the legend
+        axes.get_legend().set_visible(axes is halves[0])
+        axes.set_xlim(left=0)
+        said.append(
+            f"With {setting}, backward ends at {end:.0f} ms, the first of {len(handed)} bucket(s) is handed "
+            f"over at {min(handed):.0f} ms, and the last has been sent at {arrived:.0f} ms"
+        )
+    overlap.legend_above(halves[0], -0.2)
+    halves[0].set(xlabel="")
+    picture(f"Timelines of a step of rank 0. {'. '.join(said)}.")
+
+
+def draw_communication(found, least, halved):
+    """For each setting the communication that is not hidden, and the rest of it, which is hidden. `least` has
+    the ms that the link needs at least, by what is sent: half as many for the settings in `halved`."""
+    whole = [setting for setting in found if setting not in halved]
+    _, axes = plt.subplots(figsize=(4.8, 2 + 0.72 * len(found)))
+    said, height = [], 0.0
+    for settings, part in ((whole, 1.0), (halved, 0.5)):
+        top = height + 0.8
+        for setting in settings:
+            shown, hidden = found[setting]["communication, not hidden"], found[setting]["hidden"]
+            axes.barh(height, shown, 0.45, color=ORANGE, hatch=HATCHES[ORANGE], edgecolor="white", lw=0.4)
+            axes.barh(height, hidden, 0.45, left=shown, color=SKY)
+            axes.text(6, height + 0.27, setting, size=9.5, weight="bold", va="bottom")
+            said.append(f"{setting}: {shown:.0f} ms not hidden, {hidden:.0f} ms hidden")
+            height -= 1
+        for name, ms in least.items():
+            axes.plot([part * ms] * 2, [height + 0.6, top], color=INK, lw=1.2, ls=":")
+            axes.text(part * ms, top, name, ha="center", va="bottom", size=9)
+        height -= 0.6
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    axes.set(xlabel="ms of communication in a step of rank 0", ylim=(bottom, 1.2), xlim=(0, None))
+    axes.set(xlabel="ms of communication in a step of rank 0", ylim=(height + 1, 1.2), xlim=(0, None))
     handles = [Patch(facecolor=ORANGE, hatch=HATCHES[ORANGE], edgecolor="white"), Patch(color=SKY)]
     names = ["not hidden", "hidden under forward and backward"]
     axes.legend(handles, names, loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, **overlap.TIGHT)
-    marks = ", ".join(f"{name} {ms:.0f} ms" for name, ms in least.items())
-    picture(f"Communication in a step. {'. '.join(said)}. At least, in fp32: {marks}.")
+    marks = ", ".join(f"{name} {ms:.0f} ms in fp32, half in bf16" for name, ms in least.items())
+    picture(f"Communication in a step. {'. '.join(said)}. At least: {marks}.")
+
+
+def check(slow, least):
+    """What the link and the head start forbid, and what the prose says about the settings."""
+    whole, small, half, both = slow.values()
+    for row in (whole, small):
+        assert sent(row) > 0.9 * least["all gradients"]
+        assert row["communication, not hidden"] > 0.9 * least["embedding"]
+    assert all(row["hidden"] <= row["head start"] for row in slow.values())
+    exposed = [row["communication, not hidden"] for row in (whole, small, half, both)]
+    assert exposed[2] < exposed[1] and exposed[3] < exposed[0]
+    assert sent(half) < 0.75 * sent(whole)
+
+
+def sent(row):
+    """The ms of all communication of a step."""
+    return row["communication, not hidden"] + row["hidden"]

@@ -50,41 +50,67 @@ def test_all_ranks_have_the_same_norm_and_the_own_norms_name_the_rank(tables):
     assert set(list(rows[6].values())[2:]) == {"nan"}
 
 
-def test_the_norm_shows_zeros_more_clearly_than_the_loss(tables):
-    """And random tokens, too. Both are compared with the same step before."""
+def test_the_norm_shows_zeros_most_clearly_and_the_loss_shows_random_tokens(tables):
+    """Both are compared with ordinary steps."""
     random, zeros, nan = tables["step 110", "mean loss"]
     for row in (random, zeros):
-        loss, norm = float(row["times step 109's"]), float(row["times the usual norm"])
-        assert loss > 1.1 and norm > 4 and norm > 2 * loss
+        assert float(row["times step 109's"]) > 1.1 and float(row["times the usual norm"]) > 4
     assert float(zeros["times the usual norm"]) > 5 * float(random["times the usual norm"])
+    assert float(random["mean loss"]) > float(zeros["mean loss"])
+    spiky, *_ = tables["steps 51 to 150", "median norm"]
+    assert float(spiky["largest norm"]) > float(random["norm"]), (
+        "harmless text has a larger norm than random tokens"
+    )
     assert math.isnan(float(nan["mean loss"])) and math.isnan(float(nan["norm"]))
 
 
-def test_with_64_ranks_the_guard_sees_only_nan(tables, printed):
-    limit = float(re.search(r"the guard's limit: ([\d.]+)", printed)[1])
-    for row in tables["rank 1's batch", "its own norm"]:
-        few, many = float(row["its part with 2 ranks"]), float(row["with 64 ranks"])
-        if row["rank 1's batch"] == "NaN":
-            assert math.isnan(few) and math.isnan(many)
-        else:
-            assert many < limit / 2 < limit < few
+def test_the_more_ranks_there_are_the_less_the_guard_sees(tables):
+    """With 64, the zeros are no more than the guard's limit, but more than the usual norm."""
+    two, eight, many = tables["ranks", "usual norm"]
+    assert [row["ranks"] for row in (two, eight, many)] == ["2", "8", "64"]
+    for few, more in ((two, eight), (eight, many)):
+        assert float(few["usual norm"]) > float(more["usual norm"])
+    for row in (two, eight):
+        assert float(row["with zeros"]) > float(row["limit"])
+    assert float(eight["with random tokens"]) < float(eight["limit"]) / 2
+    assert 2 * float(many["usual norm"]) < float(many["with zeros"]) < float(many["limit"])
 
 
-def test_step_61_has_one_guilty_window_and_step_88_two(printed):
-    found = re.findall(r"step (\d+), rank (\d): norm +([\d.]+), positions +([\d.]+)", printed)
-    assert len(found) == 16
-    guilty = [(step, rank) for step, rank, norm, _ in found if float(norm) > 5]
-    assert guilty == [("61", "1"), ("88", "0"), ("88", "1")]
-    for step, _, norm, positions in found:
-        if step == "88":  # the positions are alike, and only in the guilty windows nothing cancels
-            assert 13 <= float(positions) < 21
-            assert (float(norm) > 0.75 * float(positions)) == (float(norm) > 5)
+def test_one_bad_batch_does_harm_and_clipping_makes_it_less(tables):
+    rows = tables["step 110", "clipped"]
+    names = [(row["step 110"], row["clipped"]) for row in rows]
+    losses = dict(zip(names, [float(row["held-out loss"]) for row in rows], strict=True))
+    for kind in ("random tokens", "zeros"):
+        assert losses["no damage", "yes"] < losses[kind, "yes"] < losses[kind, "no"]
+
+
+def test_step_61_has_one_strange_window_and_step_88_two(tables):
+    rows = tables["step, window", "norm"]
+    strange, others = rows[:3], rows[3:]
+    assert [row["step, window"] for row in strange] == ["61, rank 1", "88, rank 1", "88, rank 0"]
+    assert [row["step, window"] for row in others] == ["61, 7 others", "88, 6 others"]
+    for row in strange[1:]:  # the positions are alike, and nothing cancels
+        assert float(row["norm"]) > 0.75 * float(row["positions: mean"])
+    for row in others:
+        assert float(row["norm"].split(" to ")[1]) < float(row["positions: mean"].split(" to ")[0]) / 2
+
+
+def test_the_zeros_of_one_number_are_the_cause_and_those_of_the_other_are_not(printed):
+    whole, first, second = (
+        float(re.search(rf"{words}: ([\d.]+)", printed)[1])
+        for words in ("norm of the window", "digits in 0x1000000", "digits in 5000000")
+    )
+    assert first < whole / 3 and 0.9 * whole < second < 1.1 * whole
+
+
+def test_with_a_larger_batch_no_step_is_skipped(printed):
+    assert re.search(r"32 windows in a batch, 93 steps: skipped \[\],\nlargest norm [\d.]+ times", printed)
 
 
 def test_nothing_cancels_in_a_window_of_zeros(printed):
     for kind, nothing_cancels in (("random tokens", False), ("zeros", True)):
         norm, positions = re.search(
-            rf"a window of {kind}: norm +([\d.]+), positions +([\d.]+)", printed
+            rf"a window of {kind}: norm ([\d.]+), positions ([\d.]+)", printed
         ).groups()
         assert (float(norm) > 0.99 * float(positions)) == nothing_cancels
 
@@ -106,13 +132,11 @@ def test_in_each_order_clipping_helps_and_skipping_helps_more(tables):
         assert rows["skipped"][order] == rows["rolled back"][order]
 
 
-def test_the_mistakes_differ_from_skipping_by_less_than_the_orders_differ(tables):
+def test_the_mistakes_end_a_little_lower_in_every_order(tables):
     rows = {row["held-out loss"]: row for row in tables["held-out loss", "order 1"]}
-    orders = ("order 1", "order 2", "order 3")
-    skipped = [float(rows["skipped"][order]) for order in orders]
-    for mistake in ("schedule waits", "zeros as gradients"):
-        for order, other in zip(orders, skipped, strict=True):
-            assert 0 < other - float(rows[mistake][order]) < max(skipped) - min(skipped)
+    for order in ("order 1", "order 2", "order 3"):
+        for mistake in ("schedule waits", "zeros as gradients"):
+            assert 0 < float(rows["skipped"][order]) - float(rows[mistake][order]) < 0.03
 
 
 def test_only_with_its_own_loss_a_rank_skips_alone_and_drifts_away(tables):
@@ -122,10 +146,11 @@ def test_only_with_its_own_loss_a_rank_skips_alone_and_drifts_away(tables):
     assert far[:3] == [0, 0, 0] and far[3] > 0.001
 
 
-def test_the_learning_rate_makes_no_spike(tables):
+def test_the_spikes_do_not_tell_the_learning_rates_apart(tables):
     rows = {row["steps 51 to 150"]: row for row in tables["steps 51 to 150", "median norm"]}
     usual, fast, ordered = rows.values()
-    assert float(fast["largest norm"]) < float(usual["largest norm"])
+    assert float(fast["largest norm"]) < float(usual["largest norm"]) / 2
+    assert 3 < float(fast["times"]) < 5 and 3 < float(usual["times"]) < 5
     for other in (fast, ordered):
         assert float(other["held-out loss"]) > float(usual["held-out loss"])
     jumps = [float(row["largest jump"]) for row in rows.values()]

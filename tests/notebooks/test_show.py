@@ -318,11 +318,11 @@ def test_the_pictures_of_18a_say_their_numbers(out, monkeypatch):
     monkeypatch.setattr(budget, "picture", said.append)
     budget.draw_four({"weights": 5e6, "activations": 66.7e6})
     one = {"fixed": 1e6, "memory": [(0, 1e6), (2, 9e6), (4, 1e6)], "phases": [(0, 2, "forward")], "peak": 9e6}
-    budget.draw_memory({"as it is": one, "other": one}, {"a": 8e6})
+    budget.draw_memory({"as it is": one, "other": one}, {"kept": 8e6})
     row = {"communication, not hidden": 30, "hidden": 12}
-    budget.draw_communication({"small buckets": row}, {"all gradients": 44})
+    budget.draw_communication({"small buckets": row, "bf16": row}, {"all gradients": 44}, ["bf16"])
     four, memory, communication = said
     assert "weights 5.0, activations 66.7" in four
-    assert "as it is: 9 MB" in memory and "a at 8.0 MB" in memory
+    assert "as it is: 9 MB" in memory and "kept at 8.0 MB" in memory
     assert "small buckets: 30 ms not hidden, 12 ms hidden" in communication
-    assert "all gradients 44 ms" in communication
+    assert "all gradients 44 ms in fp32, half in bf16" in communication

@@ -157,17 +157,30 @@ class Job:
         return hashlib.sha256(self.weights().numpy().tobytes()).hexdigest()[:12]
 
     def far_from_rank_0(self):
-        """The largest difference between a weight of this rank and the same weight of rank 0."""
+        """The largest and the median difference between a weight of this rank and the same of rank 0."""
         weights = self.weights()
         of_rank_0 = weights.clone()
         dist.broadcast(of_rank_0, src=0)
-        return (weights - of_rank_0).abs().max().item()
+        differences = (weights - of_rank_0).abs()
+        return {"largest": differences.max().item(), "median": differences.median().item()}
+
+    def copy_states_of_rank_0(self):
+        """Give all ranks the optimizer states of rank 0, but not its weights."""
+        for states in self.optimizer.state.values():
+            for state in states.values():
+                dist.broadcast(state, src=0)
 
     def end(self):
         """What the notebook compares at the end of a run."""
         values = {"held_out": self.held_out_loss(), "checksum": self.checksum()}
         values["learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        return values | {"far": self.far_from_rank_0(), "skipped": self.guard.skipped}
+        return values | {"skipped": self.guard.skipped}
+
+    def windows(self, step):
+        """The windows of this rank's batch of a step, each as a batch of one."""
+        size = self.arguments.batch_size // world_size
+        for number in list(self.sampler())[size * (step - 1) : size * step]:
+            yield self.train_set.images[number][None], self.train_set.labels[number][None]
 
     def look_at(self, step, kind=None):
         """For each window of this rank's batch of a step: its text, and the norm of its own gradient.
@@ -176,17 +189,43 @@ class Job:
         With `kind`, the windows are damaged before.
         """
         encoder = bpe.Encoder([tuple(pair) for pair in self.text["merges"]])
-        size = self.arguments.batch_size // world_size
         found = []
-        for number in list(self.sampler())[size * (step - 1) : size * step]:
-            window = self.train_set.images[number][None], self.train_set.labels[number][None]
+        for window in self.windows(step):
             tokens, following = damage(kind, step, *window, self.arguments.tokens)
-            losses = cross_entropy(self.model.module(tokens)[0], following[0], reduction="none")
-            norms = [self.norm_of_gradient(loss) for loss in losses]
-            text = encoder.decode(tokens[0].tolist()).decode(errors="replace")
-            row = {"step": step, "rank": rank, "text": text, "positions": norms}
-            found.append(row | {"norm": self.norm_of_gradient(losses.mean())})
+            losses = self.losses_of(tokens, following)
+            row = {"step": step, "rank": rank, "norm": self.norm_of_gradient(losses.mean())}
+            row["positions"] = [self.norm_of_gradient(loss) for loss in losses]
+            row["pieces"] = [encoder.decode([token]).decode(errors="replace") for token in tokens[0].tolist()]
+            found.append(row)
         return found
+
+    def norm_with_digits(self, step, positions):
+        """The norm of the first window's gradient with the digits 2, 3, 4 and so on at these positions."""
+        tokens, following = next(self.windows(step))
+        text = torch.cat([tokens[0], following[0, -1:]])
+        for digit, position in enumerate(positions, 2):
+            text[position] = ord(str(digit))  # the first 256 tokens are the bytes
+        return self.norm_of_gradient(self.losses_of(text[None, :-1], text[None, 1:]).mean())
+
+    def losses_of(self, tokens, following):
+        return cross_entropy(self.model.module(tokens)[0], following[0], reduction="none")
+
+    def norm_of_average(self, ranks, first, kind=None):
+        """The norm of the average gradient in a job with so many ranks, at the weights of this moment.
+
+        The ordinary batches are those of the next steps of both ranks, from step `first` on. With `kind`,
+        rank 1's batch of step `first` is damaged.
+        """
+        total = torch.zeros_like(self.weights())
+        for step in range(first, first + ranks // world_size):
+            batch = [torch.cat(parts) for parts in zip(*self.windows(step), strict=True)]
+            damaged = kind if rank == 1 and step == first else None
+            tokens, following = damage(damaged, step, *batch, self.arguments.tokens)
+            loss = cross_entropy(self.model.module(tokens).flatten(0, 1), following.flatten())
+            gradients = torch.autograd.grad(loss, list(self.model.module.parameters()))
+            total += nn.utils.parameters_to_vector(gradients)
+        dist.all_reduce(total)
+        return (total / ranks).norm().item()
 
     def norm_of_gradient(self, loss):
         weights = list(self.model.module.parameters())
