@@ -148,6 +148,8 @@ def helper(tensor):
     ],
 )
 def test_the_earliest_cause_is_named(code, kind, words, monkeypatch):
+    if kind == "no files" and not walls.machine()["landlock"]:
+        pytest.skip("this level of containment is not to be had here, or there is no Landlock")
     monkeypatch.setattr(ranks, "TOO_BUSY", 100)  # of these 2 s, a run on a busy machine gets little in 20
     came = fails(WORK.replace("{code}", f"    {code}"), 3, seconds=2 if "while" in code else 20).came
     assert re.search(words, came), came

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tools.testbed.processes import alive, session
-from tools.testbed.surroundings import own_torchrun, short_folder
+from tools.testbed.surroundings import own_torchrun, python_path, short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = ROOT / "lessons"
@@ -57,6 +57,8 @@ class Launches(Commands):
             "TMPDIR": str(temporary),
             "CUDA_VISIBLE_DEVICES": "-1",
         }
+        # The fork server has both on its path, and with that the scripts in other folders.
+        ours["PYTHONPATH"] = python_path(ROOT, LESSONS)
         ours["PYTHONWARNINGS"] = "error,ignore::ResourceWarning"
         with open(Path(folder, ".out"), "w") as stdout, open(Path(folder, ".err"), "w") as stderr:
             process = subprocess.Popen(
