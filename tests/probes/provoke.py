@@ -200,6 +200,8 @@ def peer_killed():
     group()
     if RANK == 1:
         kill()
+    # torchrun sends SIGTERM as soon as it sees the killed process, perhaps before the message.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.all_reduce(torch.ones(1))
 
 
