@@ -166,10 +166,18 @@ def missing(stem, notebook):
     return found + [f"{stem}.ipynb, {line}" for line in hard_to_read(notebook)]
 
 
+LONG, IN_A_ROW = 25, 4
+
+
 def hard_to_read(notebook):
-    """What cannot be seen by everybody, one line for each."""
-    found = []
+    """What cannot be seen by everybody, and code that nobody would read, one line for each."""
+    found, row = [], 0
     for number, cell in enumerate(notebook.cells, 1):
+        row = row + 1 if cell.cell_type == "code" else 0
+        if row == IN_A_ROW:
+            found.append(f"cell {number}: {row} code cells in a row: put a sentence before each")
+        if row > 1 and len(cell.source.splitlines()) > LONG:
+            found.append(f"cell {number}: more than {LONG} lines, and no sentence before it")
         for output in cell.get("outputs", []):
             data, metadata = output.get("data", {}), output.get("metadata", {})
             if "image/png" in data and len(metadata.get("image/png", {}).get("alt", "")) < 20:

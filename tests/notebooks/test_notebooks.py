@@ -277,6 +277,24 @@ def test_what_no_output_may_hold_is_found():
     assert notebooks.shown("n.ipynb", made(plain)) == []
 
 
+def test_code_that_nobody_would_read_is_found():
+    prose, short, long = "Look at the loop.", "print()", "print()\n" * 26
+
+    def complaints(*sources):
+        notebook = nbformat.v4.new_notebook()
+        for source in sources:
+            is_prose = source == prose
+            cell = nbformat.v4.new_markdown_cell(source) if is_prose else nbformat.v4.new_code_cell(source)
+            notebook.cells.append(cell)
+        return notebooks.hard_to_read(notebook)
+
+    assert complaints(prose, short, short, short, prose, short, prose, long) == []
+    (found,) = complaints(prose, *[short] * 6, prose)
+    assert found == "cell 5: 4 code cells in a row: put a sentence before each"
+    (found,) = complaints(prose, short, long, prose)
+    assert found == "cell 3: more than 25 lines, and no sentence before it"
+
+
 SHOWN = "ms of a step: 16.3\nspeedup 1.78, of a step 0.4389, 4,800,000 bytes, 9e-08"
 
 
