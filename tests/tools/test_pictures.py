@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tools import lessons, links
-from tools.makers import house, mechanisms, pictures, splits
+from tools.makers import hero, house, mechanisms, pictures, splits
 from tools.makers.gpu import h100
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -20,6 +20,28 @@ def test_it_can_be_read_on_a_light_and_on_a_dark_page(path):
     tree = ElementTree.fromstring(text)
     assert len(list(tree.iter(f"{SVG}text"))) > 10, "letters are letters, and no outlines"
     assert "fill: none" in tree.find(f".//{SVG}g[@id='patch_1']/{SVG}path").get("style"), "no ground"
+
+
+def contrast(one, other):
+    """Of two colours, as WCAG computes it."""
+    luminances = []
+    for colour in (one, other):
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        luminances.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05)
+    return max(luminances) / min(luminances)
+
+
+def test_the_first_picture_can_be_read_on_a_phone_and_its_letters_stand_out():
+    tree = ElementTree.fromstring((pictures.FOLDER / "hero.svg").read_text())
+    width = float(tree.get("viewBox").split()[2])
+    sizes = []
+    for text in tree.iter(f"{SVG}text"):
+        assert f"fill: {hero.LETTERS}" in text.get("style"), text.text
+        sizes.append(float(re.search(r"([\d.]+)px", text.get("style"))[1]))
+    assert min(sizes) * 380 / width >= 10, "dots, on a phone that has 380 of them for a picture"
+    for tile in (*hero.SHARDS, hero.GREY, hero.GREEN):
+        assert contrast(hero.LETTERS, tile) >= 4.5
 
 
 def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_shows():

@@ -15,8 +15,9 @@ ADDED = {
     "sampler.set_epoch": "sampler.set_epoch(epoch)",
     "dist.all_reduce(loss_sum": "dist.all_reduce(loss_sum)",
 }
-SHARDS = ("#0072B2", "#E69F00")
-GREEN = "#2da44e"
+# All letters stand on one of these: on a pale ground, they can be read on a light page and on a dark one.
+SHARDS = ("#A6D1E8", "#F6DEA6")
+GREY, GREEN, LETTERS = "#DDDDDD", "#C8EBD1", "#111111"
 
 
 def added():
@@ -31,40 +32,41 @@ def added():
 
 
 def draw(path):
-    figure = plt.figure(figsize=(5, 2.6), layout="none")
+    """All letters are at least 9.5 points high: on a phone, which is 380 dots wide, that is 10 dots."""
+    figure = plt.figure(figsize=(5, 3.5), layout="none")
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, 50), ylim=(0, 25))
+    axes.set(xlim=(0, 50), ylim=(0, 35))
     axes.axis("off")
 
-    def words(x, y, text, size=8.5, **more):
-        axes.text(x, y, text, {"color": ink.INK, "fontsize": size, "va": "center", **more})
+    def words(x, y, text, size=9.5, **more):
+        style = {"color": LETTERS, "fontsize": size, "va": "center", "ha": "center", **more}
+        axes.text(x, y, text, style)
 
-    def box(x, y, width, height, colour, alpha=0.35):
-        axes.add_patch(plt.Rectangle((x, y), width, height, facecolor=colour, alpha=alpha, linewidth=0))
+    def box(x, y, width, height, colour):
+        axes.add_patch(plt.Rectangle((x, y), width, height, facecolor=colour, linewidth=0))
 
-    def arrow(begin, end, style="-|>"):
-        axes.annotate("", end, begin, arrowprops={"arrowstyle": style, "color": ink.INK, "linewidth": 1})
+    def arrow(x, top, bottom):
+        line = {"arrowstyle": "-|>", "color": ink.INK, "linewidth": 1}
+        axes.annotate("", (x, bottom), (x, top), arrowprops=line)
 
-    words(11.5, 23.6, "one batch of 120 images", ha="center")
-    box(0.5, 20.2, 11, 2, SHARDS[0])
-    box(11.5, 20.2, 11, 2, SHARDS[1])
-    for rank, x in enumerate((0.5, 12)):
-        centre = x + 5.25
-        arrow((centre, 20), (centre, 16.6))
-        box(x, 9.4, 10.5, 7, SHARDS[rank], 0.2)
-        words(centre, 15, f"process {rank}", 9, ha="center", weight="bold")
-        words(centre, 12.8, "copy of the model", 7.6, ha="center")
-        words(centre, 10.8, "60 images", 7.6, ha="center")
-        arrow((centre, 9.2), (centre, 6.6))
-    box(0.5, 3.6, 22, 2.8, ink.INK, 0.2)
-    words(11.5, 5, "all-reduce: average the gradients", ha="center")
-    words(11.5, 1.6, "both copies take the same step", ha="center")
+    for rank, share in enumerate(("60 of 120 images", "the other 60 images")):
+        left = 0.5 + 25 * rank
+        middle = left + 12
+        box(left, 32.2, 24, 2.4, SHARDS[rank])
+        words(middle, 33.4, share)
+        arrow(middle, 32.1, 30.2)
+        box(left, 25.8, 24, 4.3, SHARDS[rank])
+        words(middle, 28.9, f"process {rank}", 10, weight="bold")
+        words(middle, 26.9, "copy of the model")
+        arrow(middle, 25.7, 23.8)
+    box(0.5, 17.4, 49, 6.3, GREY)
+    words(25, 22.6, "all-reduce: average the gradients")
+    words(25, 20.5, "both copies take the same step")
+    words(25, 18.4, "one process or four: the same losses")
 
-    words(24.5, 23.6, "six lines that lesson 03 adds")
+    box(0.5, 0.4, 49, 16.2, GREEN)
+    words(25, 15.3, "six lines that lesson 03 adds", 10, weight="bold")
     for number, line in enumerate(added()):
-        y = 20.4 - 3.1 * number
-        box(24.5, y - 1.2, 25.5, 2.4, GREEN, 0.22)
-        words(24.9, y, f"+ {line}", 7, family="monospace")
-    words(24.5, 1.6, "one process or four: the same losses")
+        words(1.5, 13 - 2.25 * number, f"+ {line}", ha="left", family="monospace")
     ink.save(figure, path)
     plt.close(figure)
