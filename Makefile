@@ -81,7 +81,7 @@ test-all: setup ## run all tests, which takes over an hour
 	@$(PYTHON) -m pytest $(TESTS) $(ARGUMENTS)
 
 tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chromium, frameworks)
-	@sh tools/install.sh $(PYTHON)
+	@sh tools/install_for_tests.sh $(PYTHON)
 
 newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISION=0.29.1, before a release
 	@sh tools/newest.sh

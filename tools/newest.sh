@@ -14,7 +14,7 @@ if [ ! -e "$venv/ready" ]; then
     sed "s/^torch==.*/torch${TORCH:+==$TORCH}/; s/^torchvision==.*/torchvision${TORCHVISION:+==$TORCHVISION}/" \
         requirements.txt >"$out/requirements.txt"
     python3 -m venv "$venv" && "$python" -m pip install --quiet -r "$out/requirements.txt" || exit 1
-    sh tools/install.sh "$python" "$out/requirements.txt"
+    sh tools/install_for_tests.sh "$python" "$out/requirements.txt"
     touch "$venv/ready"
 fi
 

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 
 import workload
+from tests.helpers.changed_lessons import copy_lessons
+from tests.helpers.outcomes import curve_of
 from tests.helpers.promises import check_files
-from tests.helpers.weights import copy_lessons, curve_of
 from tools import launcher, lessons
 from tools.makers import chaos
 

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from parts import snapshot
+from tests.helpers.changed_lessons import lesson_with_a_bug
 from tests.helpers.lines import refusal
-from tests.helpers.weights import lesson_with_a_bug
 from tools import launcher, lessons
 from tools.testbed import pretending
 from tools.testbed.processes import cpu_seconds, trained, wait_for

@@ -12,8 +12,8 @@ import torch
 
 import workload
 from tests.helpers.lines import check_what_it_printed, refusal
+from tests.helpers.outcomes import recount
 from tests.helpers.promises import SMALL, check_files
-from tests.helpers.weights import recount
 from tools import diffs, launcher
 
 STEM = "07_mixed_precision"

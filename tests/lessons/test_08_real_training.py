@@ -23,8 +23,8 @@ from parts.best import Best
 from parts.board import Board, count_flops
 from parts.snapshot import unseal
 from tests.helpers.lines import refusal
+from tests.helpers.outcomes import curve_of
 from tests.helpers.promises import SMALL as ALL
-from tests.helpers.weights import curve_of
 from tools import launcher
 
 STEM = "08_real_training"

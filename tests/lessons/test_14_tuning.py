@@ -17,7 +17,7 @@ import torch
 
 import workload
 from tests.helpers.lines import refusal
-from tests.helpers.weights import recount
+from tests.helpers.outcomes import recount
 from tools import launcher
 from tools.testbed.processes import wait_for
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from parts import bpe, gpt, guard, language_model, snapshot, source
+from tests.helpers.changed_lessons import copy_lessons
 from tests.helpers.lines import refusal
-from tests.helpers.weights import copy_lessons
 from tools import launcher, lessons
 
 STEM = "18_language_model"

@@ -8,11 +8,11 @@ import shutil
 import pytest
 
 from show import processes
-from tests.helpers.weights import lesson_with_a_bug
+from tests.helpers.changed_lessons import lesson_with_a_bug
 from tools import launcher, lessons
 from tools.testbed import pretending
 
-PROBE = launcher.ROOT / "tests" / "probes" / "leaves_its_group.py"
+PROBE = launcher.ROOT / "tests" / "probes" / "leaves_a_group_behind.py"
 RANK_SCRIPTS = launcher.ROOT / "notebooks/show/rank_scripts"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.weights import copy_lessons
+from tests.helpers.changed_lessons import copy_lessons
 from tools import lessons
 from tools.lessons import ROOT
 

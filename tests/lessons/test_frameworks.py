@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.helpers.lines import check_curve, check_what_it_printed
+from tests.helpers.outcomes import recount
 from tests.helpers.patches import patched
 from tests.helpers.probe_runs import run_probe
-from tests.helpers.weights import recount
 from tools import diffs, launcher
 from tools.testbed import pretending
 from tools.testbed.forks import Forks

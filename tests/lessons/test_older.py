@@ -12,7 +12,7 @@ from torch import nn
 
 import workload
 from tests.helpers.lines import check_curve, is_like
-from tests.helpers.weights import recount
+from tests.helpers.outcomes import recount
 from tools import diffs, launcher
 
 FOLDER = diffs.OLDER

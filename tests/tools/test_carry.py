@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.helpers.weights import copy_lessons
+from tests.helpers.changed_lessons import copy_lessons
 from tools.lessons import ROOT
 
 

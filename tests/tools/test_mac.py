@@ -146,7 +146,12 @@ def test_chaos():
     assert "2 kills and resumes" in result.stdout
 
 
-SCRIPTS = ["lessons/launch/two_terminals.sh", "tools/install.sh", "tools/newest.sh", "tools/python.sh"]
+SCRIPTS = [
+    "lessons/launch/two_terminals.sh",
+    "tools/install_for_tests.sh",
+    "tools/newest.sh",
+    "tools/python.sh",
+]
 # What bash has since 4.0, and make since 3.82. macOS has 3.2 and 3.81.
 OF_BASH_4 = r"declare -A|local -n|mapfile|readarray|coproc|wait -n|\|&|&>>|;;&|\[\[ -v|\$\{\w+[,^]|\$\{\w+@"
 OF_MAKE_4 = r"^\.ONESHELL|^\.RECIPEPREFIX|!=|::=|\$\(file |\$\(guile |&:|^undefine|^private|\$\(shell .*<<<"

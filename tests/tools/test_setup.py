@@ -108,7 +108,12 @@ def test_a_mac_for_which_there_is_no_pytorch_is_told_so(make, processor, version
 
 def test_git_for_windows_checks_out_the_lines_that_bash_reads(tmp_path):
     options = ("-c", "core.autocrlf=true", "-c", "core.eol=crlf")
-    files = ["lessons/launch/two_terminals.sh", "tools/install.sh", "lessons/launch/slurm.sbatch", "Makefile"]
+    files = [
+        "lessons/launch/two_terminals.sh",
+        "tools/install_for_tests.sh",
+        "lessons/launch/slurm.sbatch",
+        "Makefile",
+    ]
     folder = tmp_path / "clone"
     words = ["git", *options, "clone", "--quiet", "--no-checkout", "--depth", "1", f"file://{ROOT}", folder]
     subprocess.run(words, check=True)
@@ -116,4 +121,4 @@ def test_git_for_windows_checks_out_the_lines_that_bash_reads(tmp_path):
     subprocess.run(["git", *options, "checkout", "HEAD", "--", *files], cwd=folder, check=True)
     for name in files:
         assert b"\r" not in Path(folder, name).read_bytes(), name
-    assert os.access(folder / "tools/install.sh", os.R_OK)
+    assert os.access(folder / "tools/install_for_tests.sh", os.R_OK)

@@ -8,7 +8,7 @@ from typing import Any
 
 from grader.results import Verdict
 from grader.settings import FILES_OF_ALL, LIMITS, LYING_OF_ALL, MEMORY_OF_ALL, SOCKETS_OF_ALL
-from grader.waits import Ranks, standing, stood, stuck, unequal, waiting
+from grader.who_waits import Ranks, standing, stood, stuck, unequal, waiting
 
 HOLE = re.compile(r"\d\d[a-z]?\.\d+: ")
 ABSENT = re.compile(r"module 'submission_\w+' has no attribute '(\w+)'")

@@ -31,7 +31,7 @@ from grader.settings import (
     SOCKETS_OF_ALL,
     TOO_BUSY,
 )
-from grader.waits import different_roots
+from grader.who_waits import different_roots
 
 STILL = 0.4  # seconds without any sign of life until ranks that wait for each other count as stuck
 STILL_UNSEEN = 3  # the same for ranks that wait where it is not seen for whom, inside DDP for one
@@ -182,7 +182,7 @@ class Rank:
         return (first + last).decode(errors="replace").replace("\0", "")
 
     def seen(self):
-        """For causes.py and waits.py."""
+        """For causes.py and who_waits.py."""
         names = ("value", "error", "broken", "ended", "events", "time")
         seen = {name: getattr(self, name) for name in names}
         return seen | {"inside": list(self.inside.values()), "stack": self.stack.decode(errors="replace")}
