@@ -296,7 +296,9 @@ def test_a_second_run_in_the_same_folder_is_refused(start):
 def test_a_run_that_is_going_down_is_waited_for(alone):
     alone.close()
     path = alone.folder / f"{STEM}.lock"
-    words = ["flock", path, "sh", "-c", "echo another run | tee $0; sleep 1", path]
+    holds = f"import fcntl, time; lock = open({str(path)!r}, 'w'); fcntl.flock(lock, fcntl.LOCK_EX); "
+    holds += "print('another run', file=lock, flush=True); print(flush=True); time.sleep(1)"
+    words = [sys.executable, "-S", "-c", holds]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline()
         began = time.monotonic()

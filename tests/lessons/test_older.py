@@ -67,7 +67,7 @@ def check_same(result, script, expected):
 
 def wrong(result):
     """The errors of a run, each once."""
-    return set(re.findall(r"^(?:\S+ .*api.py:\d+\] )?(\w*Error: .*?)$", result.stderr, re.M))
+    return set(re.findall(r"^(?:\S+ .*api.py:\d+\] |\[rank\d+\]: )?(\w*Error: .*?)$", result.stderr, re.M))
 
 
 # ---- what old lines run into, and what they compute where they are mended

@@ -65,7 +65,9 @@ def held():
 
     def note_bytes():
         """Every parameter that has memory. FSDP keeps its own as parameters too."""
-        held = [value for value in gc.get_objects() if isinstance(value, torch.nn.Parameter)]
+        # Asked for their class, as isinstance does, torch's deprecated objects warn.
+        tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
+        held = [value for value in tensors if isinstance(value, torch.nn.Parameter)]
         held = [value.to_local() if isinstance(value, DTensor) else value for value in held]
         storages = [value.untyped_storage() for value in held if value.device.type != "meta"]
         seen.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))

@@ -34,7 +34,7 @@ mount --bind "$place/nsswitch.conf" /etc/nsswitch.conf
 packages=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 mount -t overlay overlay -o "lowerdir=$packages,upperdir=$place/upper,workdir=$place/work" "$packages"
 # With what it needs written into it, since some processes get an environment of their own.
-printf 'import sys; exec(compile(open("%s").read(), "%s", "exec"), {"__name__": "lacks", "PLACE": "%s", "RUNGS": "%s/"})\n' \
+printf 'import pathlib; exec(compile(pathlib.Path("%s").read_text(), "%s", "exec"), {"__name__": "lacks", "PLACE": "%s", "RUNGS": "%s/"})\n' \
     "$here/lacks.py" "$here/lacks.py" "$place" "$root" >"$packages/aaa_lacks_of_a_mac.pth"
 
 # The programs of macOS are BSD's: what Linux alone has is not there.

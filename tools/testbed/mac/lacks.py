@@ -17,9 +17,16 @@ LONGEST_SOCKET = 103  # characters of a path; Linux takes 107
 class System(types.ModuleType):
     @property
     def platform(self):
+        if self is not sys:  # importlib makes all modules of the class of sys
+            return vars(self)["platform"]
         asking = os.path.abspath(sys._getframe(1).f_globals.get("__file__") or "/")
         is_ours = asking.startswith(RUNGS) and "/site-packages/" not in asking
-        return "darwin" if is_ours else vars(self)["platform"]
+        return vars(self).get("platform of a test") or ("darwin" if is_ours else vars(self)["platform"])
+
+    @platform.setter
+    def platform(self, name):
+        """A test pretends another system, and gives back what it has found."""
+        vars(self)["platform of a test"] = None if name == "darwin" else name
 
 
 def take(module, *names):
@@ -114,6 +121,10 @@ def change_torch_multiprocessing(multiprocessing):
     """Tensors are shared by files, for which a process of torch listens at a socket in TMPDIR."""
     multiprocessing.set_sharing_strategy("file_system")
     multiprocessing.get_all_sharing_strategies = lambda: {"file_system"}
+    # That process finds its library beside itself, which Linux asks /proc for.
+    os.environ["LD_LIBRARY_PATH"] = os.path.join(
+        os.path.dirname(os.path.dirname(multiprocessing.__file__)), "lib"
+    )
 
 
 def change_psutil(psutil):
