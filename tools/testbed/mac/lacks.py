@@ -122,9 +122,8 @@ def change_torch_multiprocessing(multiprocessing):
     multiprocessing.set_sharing_strategy("file_system")
     multiprocessing.get_all_sharing_strategies = lambda: {"file_system"}
     # That process finds its library beside itself, which Linux asks /proc for.
-    os.environ["LD_LIBRARY_PATH"] = os.path.join(
-        os.path.dirname(os.path.dirname(multiprocessing.__file__)), "lib"
-    )
+    torch_folder = os.path.dirname(os.path.dirname(multiprocessing.__file__))
+    os.environ["LD_LIBRARY_PATH"] = os.path.join(torch_folder, "lib")
 
 
 def change_psutil(psutil):
