@@ -92,8 +92,9 @@ def require_precision(precision, device):
 def set_seed(seed):
     """Make this process deterministic: the same command writes the same bytes."""
     torch.manual_seed(seed)
-    # By default, cuDNN picks the kernel that is fastest at the moment, and uses TF32, which keeps 10 bits.
-    # Then no two runs produce the same bytes, and two world sizes agree only to the third digit.
+    # By default, cuDNN may use kernels that add up in a different order each time, so two runs may differ,
+    # and TF32, which keeps 10 bits, so two world sizes agree only to the third digit. With
+    # `benchmark = True`, it would also pick the kernel that is fastest at the moment.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False  # in torch 2.11, the next line does not reach convolutions

@@ -71,12 +71,13 @@ def train(rank, world_size, arguments):
         torch.save(model.module.state_dict(), "out/weights")
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--workers", type=int, default=0)
-parser.add_argument("--crash-at", type=int)
-arguments = parser.parse_args()
-Path("out").mkdir(exist_ok=True)
-dist.init_process_group("gloo")
-train(dist.get_rank(), dist.get_world_size(), arguments)
-dist.destroy_process_group()
+if __name__ == "__main__":  # a worker that is started anew imports this file
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--crash-at", type=int)
+    arguments = parser.parse_args()
+    Path("out").mkdir(exist_ok=True)
+    dist.init_process_group("gloo")
+    train(dist.get_rank(), dist.get_world_size(), arguments)
+    dist.destroy_process_group()
