@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 from pathlib import Path
 
 import torch
@@ -14,21 +13,8 @@ import workload
 from parts import gpt
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The manufacturers' numbers, in TFLOP/s, for dense matrices in bf16 (T4: in fp16). The first of these names
-# that a GPU's own name contains counts, so the names of special models come first.
-PEAKS = {
-    "H200 NVL": 835,
-    "H200": 989,
-    "H100 PCIe": 756,
-    "H100 NVL": 835,
-    "H100": 989,
-    "A100": 312,
-    "L40S": 362,
-    "L40": 181,
-    "L4": 121,
-    "RTX 4090": 165,
-    "T4": 65,
-}
+# The manufacturers' numbers, in TFLOP/s, for dense matrices in bf16 (T4: in fp16).
+PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "RTX 4090": 165, "T4": 65}
 
 
 def options(parser):
@@ -109,10 +95,7 @@ def find_peak():
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
-    for part, peak in PEAKS.items():
-        if re.search(rf"\b{part}\b", name):
-            return peak
-    return None
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def build_model(arguments, device):

@@ -390,22 +390,3 @@ def test_the_first_losses_are_those_of_guessing(model):
     scores = model(torch.randint(300, (4, 20))).flatten(0, 1)
     loss = torch.nn.functional.cross_entropy(scores, torch.randint(300, (80,)))
     assert loss.item() == pytest.approx(torch.tensor(300.0).log().item(), rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H100 NVL", 835),
-        ("NVIDIA L40", 181),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA L4", 121),
-        ("Tesla T4", 65),
-        ("NVIDIA T400", None),
-    ],
-)
-def test_a_gpu_has_the_peak_of_its_own_name(monkeypatch, name, peak):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    assert language_model.find_peak() == peak
