@@ -137,7 +137,8 @@ def test_a_killed_run_goes_on_with_its_curve(fork, kept, stem, first, then, step
     assert [row["epoch"] for row in launcher.read_curve(killed.out, stem)] == [1]
     # On the same number of processes, the whole run saves as often: a save averages the sum of losses over
     # the processes, which rounds its last digit.
-    whole = kept(stem, then, *words, *every * (first == then))
+    saves = every if first == then else ()
+    whole = kept(stem, then, *words, *saves)
     resumed = fork(stem, then, *words, *every)
     assert f"resumed in epoch 2 after step {step}\n" in resumed.stdout
     curves = [launcher.read_curve(run.out, stem) for run in (resumed, whole)]

@@ -40,7 +40,8 @@ needs_them = pytest.mark.skipif(
     not all(map(find_spec, NEEDED)), reason=INSTALLS.format("{requirements,deepspeed}")
 )
 needs_ray = pytest.mark.skipif(not find_spec("ray"), reason=INSTALLS.format("ray"))
-WITH_RAY = [pytest.param(script, marks=[needs_ray] * (script == "ray_ddp"), id=script) for script in SCRIPTS]
+WITH_RAY = [pytest.param(script, id=script) for script in FORKED]
+WITH_RAY.append(pytest.param("ray_ddp", marks=needs_ray, id="ray_ddp"))
 
 
 class Frameworks(Forks):

@@ -213,7 +213,7 @@ def check_gradients(sizes, *, double=False, transposed=False, **more):
     loss = backward(right, parts)
     backward(last, parts[-1:])
     right_sizes(came, sizes)
-    norm = ", with batch norm" * ("norm.weight" in model["state"])
+    norm = ", with batch norm" if "norm.weight" in model["state"] else ""
     for (name, one), of_last in zip(right.named_parameters(), last.parameters(), strict=True):
         what = f"the gradient of {name}{norm}"
         got = came["gradients"].get(name)

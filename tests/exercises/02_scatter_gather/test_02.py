@@ -300,7 +300,9 @@ def check_reduced(given, old, **more):
     (came,) = run(add_up, [{"model": {"state": state, "old": old, **more}, "copies": models}], group=False)
     for name in SHAPES:
         there = [one[name] for one in (*given, old) if name in one]
-        what = f"the gradient of {name}{' (the model had one before)' * (name in old)}"
+        what = f"the gradient of {name}"
+        if name in old:
+            what += " (the model had one before)"
         got = came["gradients"].get(name)
         if there:
             close(what, got, sum(one.double() for one in there))

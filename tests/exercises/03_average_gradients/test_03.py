@@ -102,7 +102,8 @@ def test_1a_parameters_of_rank_0(world_size):
     for rank, came in enumerate(run(begin, [{"state": state, "frozen": FIRST} for state in given])):
         trainable = [name for name in SHAPES if name not in FIRST]
         for name in [*trainable, *FIRST]:
-            what = f"{name} {'(frozen) ' * (name in FIRST)}on rank {rank}"
+            frozen = " (frozen)" if name in FIRST else ""
+            what = f"{name}{frozen} on rank {rank}"
             close(what, came["state"].get(name), given[0][name], dtype=torch.float32)
         same(f"the list of parameters that need a gradient on rank {rank}", came["trainable"], trainable)
 

@@ -213,7 +213,9 @@ def epochs_of(ranks, images, epochs, share):
     """The batches of each rank; and for each epoch, for each rank, the images in their order. All ranks must
     have `share` in each epoch, in batches of 4."""
     batches = [numbers_of(rank, came, images) for rank, came in enumerate(ranks)]
-    sizes = [4] * (share // 4) + [share % 4] * (share % 4 > 0)
+    sizes = [4] * (share // 4)
+    if share % 4 > 0:
+        sizes.append(share % 4)
     cuts = [slice(epoch * len(sizes), (epoch + 1) * len(sizes)) for epoch in range(epochs)]
     for rank, mine in enumerate(batches):
         got = [len(batch) for batch in mine]

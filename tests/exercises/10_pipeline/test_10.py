@@ -191,8 +191,10 @@ def timeline(schedules, forward_times, backward_times):
         if len(line) < len(schedule):
             head = schedule[len(line)]
             other, *need = next(one for one in needs(schedules, stage, *head) if one not in ends)
-            waits = f"stage {stage}'s {words([head])} waits forever for stage {other}'s"
-            return None, f"{waits} {words([need])}{', which never comes' * (need not in schedules[other])}"
+            waits = f"stage {stage}'s {words([head])} waits forever for stage {other}'s {words([need])}"
+            if need not in schedules[other]:
+                waits += ", which never comes"
+            return None, waits
     return lines, ""
 
 

@@ -300,7 +300,9 @@ def check_passes(name, world_size, wholes, shapes, columns=False):
             mine["cases"].append(one | shares)
     for rank, found in enumerate(run(passes, given)):
         for came, case, (names, values) in zip(found, cases, expected, strict=True):
-            on = f"on rank {rank}" + " without bias" * (case["whole"][1] is None)
+            on = f"on rank {rank}"
+            if case["whole"][1] is None:
+                on += " without bias"
             same(f"the list of the layer's parameters {on}", came["names"], names)
             for key, value in values.items():
                 share = share_of(value, rank, world_size, cuts.get(key.removeprefix("gradient of ")))

@@ -263,7 +263,7 @@ def tried_by(item):
     parts = []
     for name, value in item.callspec.params.items() if hasattr(item, "callspec") else ():
         if name == "world_size":
-            parts.append(f"{value} process{'es' * (value > 1)}")
+            parts.append("1 process" if value == 1 else f"{value} processes")
         elif value is True:
             parts.append(name.replace("_", " "))
         elif value not in (False, None, ""):

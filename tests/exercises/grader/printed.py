@@ -22,7 +22,9 @@ def some(runs: list[Run], passed: bool) -> str:
     if not there:
         return ""
     tried, count, texts = max(reversed(there), key=lambda run: run[1]) if passed else there[-1]
-    lines = [f"-- {tried}"] * (passed or there[-1] is not runs[-1])
+    lines = []
+    if passed or there[-1] is not runs[-1]:
+        lines.append(f"-- {tried}")
     for rank, text in texts.items():
         lines += by(rank, count, shortened(text.splitlines(), *(PASSED if passed else FAILED)))
     return "\n".join(lines)

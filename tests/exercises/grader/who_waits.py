@@ -118,7 +118,7 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     if returned:
         verb = "was" if len(wait) == 1 else "were"
         it = "it" if len(returned) == 1 else "them"
-        done = f"rank {first} was done with " * (wait[first]["event"] in POINT)
+        done = f"rank {first} was done with " if wait[first]["event"] in POINT else ""
         before = f"{names(returned)} returned before {done}{call(wait[first])}"
         return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
     # Nobody has returned. Somebody may be in a call that is none of torch.distributed, time.sleep for one.

@@ -80,7 +80,12 @@ class Me:
                 sends = [(peer, size) for kind, peer, size in parts if kind == "isend"]
                 total += sum(size for peer, size in sends if peer in others or peer is to)
                 continue
-            size = call["bytes"] if phase == "begin" else call["inner"] * ("object" in name)
+            if phase == "begin":
+                size = call["bytes"]
+            elif "object" in name:
+                size = call["inner"]
+            else:
+                size = 0
             total += size * share * (2 * rest if name == "all_reduce" else rest)
         return total
 

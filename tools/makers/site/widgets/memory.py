@@ -73,7 +73,8 @@ def answer(**inputs):
         found["bars"].append({"name": name, "words": gigabytes(whole), "parts": stacked(parts, top)})
     found["lines"] = [{"at": size / top, "words": f"{size / 1e9:.0f} GB GPU"} for size in GPUS if size <= top]
     head = ["each GPU holds", *PARTS, "total", *(f"{size / 1e9:.0f} GB GPU" for size in GPUS)]
-    caption = f"{inputs['model']}, on {inputs['gpus']:,} GPU" + "s" * (inputs["gpus"] > 1)
+    gpus = "1 GPU" if inputs["gpus"] == 1 else f"{inputs['gpus']:,} GPUs"
+    caption = f"{inputs['model']}, on {gpus}"
     found["tables"] = [{"caption": caption, "head": head, "rows": rows}]
     return found | {"said": said(wholes)}
 
