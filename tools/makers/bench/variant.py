@@ -7,6 +7,7 @@ variant.py ...
     clocked  no change; process 0 reports when it reached each stage
     stepped  no change; process 0 reports how its steps spend their time
     saving   no change; process 0 reports how long each snapshot stopped training
+    traced   buckets of 0.25 MB; each process writes PyTorch's trace of its steps 7 to 15 into the file RESULT
     deterministic  torch takes deterministic algorithms only; needs CUBLAS_WORKSPACE_CONFIG=:4096:8
 
 Each report is one line of JSON on standard error. The lesson stays as it is: this file executes its text. The
@@ -147,8 +148,36 @@ def clock_saving():
         atexit.register(say)
 
 
+def trace():
+    """Buckets that are small enough for three of them, and the profiler around the steps of an epoch."""
+    progress, wrap, models = workload.progress, nn.parallel.DistributedDataParallel, []
+
+    def with_small_buckets(model):
+        models.append(wrap(model, bucket_cap_mb=0.25))
+        return models[-1]
+
+    def keep(profile):
+        profile.export_chrome_trace(os.environ["RESULT"])
+        # A reference that is left would keep the process group alive, and the process could abort at its end.
+        model = models.pop()
+        if is_first():
+            tell("buckets", model._get_ddp_logging_data()["rebuilt_bucket_sizes"])
+
+    def traced_progress(batches, epoch):
+        # DDP arranges its buckets anew after the first step, and the profiler needs a step before it records.
+        when = torch.profiler.schedule(wait=0, warmup=6, active=9, repeat=1)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, schedule=when, on_trace_ready=keep) as profile:
+            for batch in progress(batches, epoch):
+                yield batch
+                profile.step()
+
+    workload.progress = traced_progress
+    nn.parallel.DistributedDataParallel = with_small_buckets
+
+
 MODELS = {"large": large, "wide": wide, "kinked": kinked}
-CHANGES = {"clocked": clock, "saving": clock_saving, "stepped": clock_steps}
+CHANGES = {"clocked": clock, "saving": clock_saving, "stepped": clock_steps, "traced": trace}
 CHANGES["deterministic"] = functools.partial(torch.use_deterministic_algorithms, True)
 Smooth = workload.ConvNet
 for word in os.environ["VARIANT"].split(","):
