@@ -2,9 +2,9 @@
 
     python -m tools.makers.step_trace    record lessons/pictures/ddp_step.json anew, and draw ddp_step.svg
 
-Two network namespaces are the hosts, and the kernel limits the rate of their link (tbf). The file has one step
-of rank 0, which is the step of median length, with names and times, without arguments, and with our numbers
-for the threads.
+Two network namespaces are the hosts, and the kernel limits the rate of their link (tbf). The file has one
+step of rank 0, which is the step of median length, with names and times, without arguments, and with our
+numbers for the threads.
 `make pictures` draws the stored file again.
 """
 
