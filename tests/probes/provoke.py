@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel._functions import Gather
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
@@ -460,6 +461,7 @@ def tied(and_parent):
 
 CASES = {
     "also_shards_the_parent": lambda: tied(and_parent=True),
+    "attribute_of_data_parallel": lambda: nn.DataParallel(linear()).fc,
     "attribute_of_the_model": lambda: ddp(nn.Sequential(linear())).fc,
     "breakpoint_without_terminal": lambda: breakpoint(),
     "child_exits": lambda: child(lambda: sys.exit(1)),
@@ -472,6 +474,8 @@ CASES = {
     "killed": kill,
     "launcher_hangs_up": lambda: launcher_gets(signal.SIGHUP),
     "launcher_told_to_stop": lambda: launcher_gets(signal.SIGTERM),
+    # The warning comes before the step that needs GPUs.
+    "losses_of_data_parallel": lambda: Gather.apply(0, 0, *[torch.ones((), device="meta")] * 2),
     "meta_tensor": lambda: linear(device="meta").to("cpu"),
     "module_names": lambda: linear().load_state_dict(ddp(linear()).state_dict()),
     "name_unknown": lambda: store("no-such-host.invalid"),
