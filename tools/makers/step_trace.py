@@ -23,7 +23,7 @@ from tools.testbed import hosts
 TRACE = lessons.ROOT / "lessons/pictures/ddp_step.json"
 PICTURE = TRACE.with_suffix(".svg")
 LESSON = "04_ddp_torchrun"
-RATE, BURST = "40mbit", "64kb"
+RATE, BURST = "30mbit", "64kb"
 OPTIONS = ("--width", 64, "--batch-size", 240, "--epochs", 1, "--train-size", 3840, "--test-size", 60)
 GROUP = {"LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
 MAIN = 1  # our number for the main thread; those of gloo follow
