@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from parts.language_model import PEAKS
 from planner import __main__ as command
 from planner import formulas, plans, report, search
 from tests.tools.test_site import every, one, opened, small_site
 from tools.lessons import ROOT
-from tools.makers.site import live, models
+from tools.makers.site import controls, gpus, live, models
 from tools.makers.site.widgets import memory, planner, ring, schedules, sharding
 
 LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
@@ -110,10 +111,11 @@ def test_torch_has_the_orders_that_are_stored():
 
 def test_a_plan_is_the_one_that_the_command_prints():
     inputs = inputs_of(
-        planner, model="Llama 3 70B", gpus=2048, tensor_parallel=8, pipeline=4, batch_tokens=2**23
+        planner, model="Llama 3 70B", gpus=2048, tensor_parallel=8, pipeline=4, stage=0, batch_tokens=2**23
     )
     found = planner.answer(**inputs)
-    words = "--model llama3-70b --gpus 2048 --tensor-parallel 8 --pipeline 4 --stage 0 --batch-tokens 8388608"
+    words = "--model llama3-70b --price-per-hour 3.99 --gpus 2048 --tensor-parallel 8 --pipeline 4 --stage 0"
+    words += " --batch-tokens 8388608 --bandwidth-network 1.25e10"
     assert command_of(found["tables"][0]) == words
     said = " ".join(printed(words).split())
     assert json.loads(printed(f"{words} --json")) == as_json(plans.plan(models.job_of(inputs)))
@@ -127,7 +129,11 @@ def test_a_sweep_is_the_one_that_the_command_prints():
     found = answer(planner)
     _, *rows, end = [line for line in said.splitlines() if line][:-1]
     cells = found["tables"][1]["rows"]
-    assert [" ".join(row) for row in cells] == [" ".join(row.split()) for row in rows]
+    for ours, row in zip(cells, rows, strict=True):
+        shown = " ".join(filter(None, ours))
+        assert " ".join(row.split()).startswith(shown)
+        assert (shown == " ".join(row.split())) == (ours[2] == "yes")
+    assert {row[2] for row in cells} == {"yes", "no"}
     assert found["end"] == planner.in_words(f"{end}.").replace("No further", "The sweep stops here")
     assert [dot["share"] for dot in found["curve"]] == [row[4] for row in cells]
 
@@ -135,6 +141,10 @@ def test_a_sweep_is_the_one_that_the_command_prints():
 def test_what_cannot_run_is_said_as_the_planner_says_it():
     found = answer(planner, gpus=2**14, batch_tokens=2**24)
     assert found["said"].startswith("No plan: a step of 16,777,216 tokens has 8,192 texts")
+    assert "tokens per step must be at least 33,554,432 (" in found["said"]
+    assert controls.with_commas("12345678 of 1234567.5, 0.123456 and 1,234,567") == (
+        "12,345,678 of 1234567.5, 0.123456 and 1,234,567"
+    )
     assert not found["shares"] and len(found["curve"]) == 14
     assert "takes 8 GPUs" in answer(memory, gpus=1, tensor_parallel=8)["said"]
     found = answer(sharding, gpus=64)
@@ -153,11 +163,51 @@ def test_memory_is_that_of_the_planner():
 
 
 def test_what_would_fit_is_said_of_a_plan_that_does_not():
-    no = answer(planner, model="a GPT of 30 billion", gpus=64)
+    no = answer(planner, model="a GPT of 30 billion", gpus=64, stage=0)
     begin = "No, it does not fit: each GPU would need 505.0 GB and has 80 GB. What would fit: "
     assert no["said"].startswith(begin) and no["shares"] == []
     other = answer(planner, model="a GPT of 30 billion", gpus=64, stage=3)
     assert f"ZeRO stage 3 (FSDP) ({other['needs']})" in no["said"] and other["said"].startswith("Yes")
+
+
+def test_what_does_not_fit_takes_no_time_and_costs_nothing():
+    for preset in live.answered(planner):
+        found = preset["answer"]
+        *_, swept = found["tables"]
+        assert swept["head"][2] == "fits" and list(swept["head"][5:]) == ["time", "dollars", "interruptions"]
+        for row in swept["rows"]:
+            assert all(row[5:]) if row[2] == "yes" else not any(row[5:]), row
+        if found["said"].startswith("No"):
+            assert "$" not in found["said"] and "dollars" not in json.dumps(found["tables"][0])
+    assert any(preset["answer"]["said"].startswith("No") for preset in live.answered(planner))
+
+
+def test_interruptions_are_expected_only_where_one_is_likely():
+    one = answer(planner)
+    assert one["said"].endswith("costs $20,855.")
+    cells = dict(row[:2] for row in one["tables"][0]["rows"])
+    assert 0 < float(cells["unplanned interruptions to expect"]) < 0.5
+    many = answer(planner, **dict(planner.PRESETS["Llama 3 405B on 16,384 GPUs"]))
+    assert many["said"].endswith(" Expect 363 unplanned interruptions.")
+
+
+def test_the_planner_begins_with_a_curve_that_falls():
+    shares = [float(dot["share"].rstrip("%")) for dot in answer(planner)["curve"]]
+    assert shares[0] == 100 and shares == sorted(shares, reverse=True) and shares[-1] < 60
+
+
+def test_a_gpu_is_what_the_sources_and_the_lessons_say():
+    h100, standard = gpus.with_gpu({"gpu": "H100"}), models.STANDARD
+    for name in ("memory", "peak", "bandwidth_node"):
+        assert h100[name] == standard[name.replace("_", "-")], "the planner's command plans for H100s"
+    for name, gpu in gpus.GPUS.items():
+        assert PEAKS[name] == pytest.approx(gpu.peak, rel=0.01) if name in PEAKS else name == "B200"
+        assert len(gpu.sources) == 4 and all(words and address for words, address in gpu.sources)
+        assert f"| {name} | {gpu.memory:g} GB ([" in gpus.table()
+    chosen = {"gpu": "A100", "memory": 40e9, "price_per_hour": None}
+    assert gpus.with_gpu(chosen) == gpus.with_gpu({"gpu": "A100"}) | {"memory": 40e9}
+    times = [plans.plan(models.job_of(inputs_of(planner, gpu=gpu)))["days"] for gpu in ("H100", "A100")]
+    assert times[1] > 2.5 * times[0], "an A100 has 80 GB as well, but a third of the FLOP/s"
 
 
 def test_examples_are_what_the_controls_can_be_set_to():
@@ -357,12 +407,47 @@ def test_parameters_and_memory_can_be_typed(page):
     chosen = inputs_of(planner, params=2.7e9, memory=40e9)
     answered(page, chosen)
     compare_live(page, "planner", **chosen)
-    assert "--params 2.7e9 --gpus 4 --memory 4e10" in page.ask(one("caption") + ".textContent")
+    assert "--params 2.7e9 --memory 4e10 --price-per-hour 3.99" in page.ask(one("caption") + ".textContent")
     type_in(page, "memory", "-3")
     said = page.ask(one("#widget [role=status]") + ".textContent")
-    assert said == "memory per GPU, in GB: type a number, such as 80."
+    assert said == "or GB per GPU: type a number, such as 12."
     page.ask("location.hash = 'params=13000000000&memory=40000000000&gpus=8'")
     answered(page, inputs_of(planner, params=13e9, memory=40e9, gpus=8))
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_an_example_is_answered_without_python(page, name):
+    """The worker that loads it never answers here."""
+    silent = "window.Worker = class { postMessage() {} };"
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=silent)
+    page.open(f"widgets/{name}.html")
+    for example in [*live.presets(LIVE[name])[::-1]]:
+        page.click("#widget .presets button", example["label"])
+        answered(page, example["inputs"])
+        compare_live(page, name, **example["inputs"])
+        pressed = one('#widget .presets [aria-pressed="true"]')
+        assert page.ask(f"{pressed}.textContent") == example["label"]
+
+
+SIGHT = """(() => {
+    const box = (node) => { const { top, bottom } = node.getBoundingClientRect(); return [top, bottom]; };
+    const answer = document.querySelector("#widget p.answer");
+    return [...document.querySelectorAll("#widget form :is(input, select)")].map((control) => {
+        control.scrollIntoView({ block: "nearest" });
+        return [control.name, ...box(control), ...box(answer)];
+    });
+})()"""
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_on_a_phone_the_answer_is_in_sight_beside_every_control(page, name):
+    page.resize(400, 800)
+    page.open(f"widgets/{name}.html")
+    found = page.ask(SIGHT)
+    assert len(found) == len(LIVE[name].CONTROLS)
+    for control, top, bottom, answer_top, answer_bottom in found:
+        assert 0 <= top < bottom <= 800, control
+        assert answer_top < answer_bottom <= 800, f"{control}: the answer is below the screen"
 
 
 RING = """(() => {

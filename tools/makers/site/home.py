@@ -171,8 +171,10 @@ def navigation(book) -> str:
 def widget(book, name) -> str:
     """The page of a widget: its introduction, and the place that its script fills."""
     part = book.widgets[name]
-    introduction = book.relinked(part.INTRODUCTION, PurePosixPath(f"widgets/{name}.md"))
+    where = PurePosixPath(f"widgets/{name}.md")
+    introduction = book.relinked(part.INTRODUCTION, where)
+    below = book.relinked(getattr(part, "BELOW", ""), where)
     for file, text in live.files(name, part).items():
         book.write(f"static/{file}", text)
     page = TEMPLATES.get_template("widget.md.jinja")
-    return page.render(name=name, widget=part, introduction=introduction, still=live.still(part))
+    return page.render(name=name, widget=part, introduction=introduction, below=below, still=live.still(part))

@@ -5,6 +5,7 @@ browser for all else: there Pyodide has the same files under the same names, of 
 more than a browser has, FILES names the functions that are needed, and only they are there.
 """
 
+import functools
 import json
 from pathlib import Path
 
@@ -28,8 +29,7 @@ def data(widget) -> dict:
     files = widget.FILES | HELPERS | {own: ()}
     return {
         "controls": widget.CONTROLS,
-        "presets": presets(widget),
-        "answer": widget.answer(**begin(widget)),
+        "presets": answered(widget),
         "note": widget.NOTE,
         "files": {
             path: taken.source(ROOT / path, names) if names else (ROOT / path).read_text()
@@ -49,10 +49,19 @@ def presets(widget) -> list[dict]:
     return [{"label": label, "inputs": begin(widget) | changes} for label, changes in widget.PRESETS.items()]
 
 
+@functools.cache
+def answered(widget) -> list[dict]:
+    """The examples, each with its answer: who chooses one does not wait for Python. The first is what the
+    controls show first."""
+    found = presets(widget)
+    assert found[0]["inputs"] == begin(widget), "the first example is what a page begins with"
+    return [preset | {"answer": widget.answer(**preset["inputs"])} for preset in found]
+
+
 def still(widget) -> dict | None:
     """What the widget shows first, for a page without scripts: words, tables and a note; or nothing."""
     if hasattr(widget, "answer"):
-        return widget.answer(**begin(widget)) | {"note": widget.NOTE}
+        return answered(widget)[0]["answer"] | {"note": widget.NOTE}
     return widget.still() if hasattr(widget, "still") else None
 
 

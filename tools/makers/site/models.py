@@ -5,6 +5,7 @@ A model without a shape gets the one that the planner's command guesses for so m
 
 from planner import __main__ as command
 from planner import plans
+from tools.makers.site import gpus
 
 NAMED = {"Llama 3 8B": "llama3-8b", "Llama 3 70B": "llama3-70b", "Llama 3 405B": "llama3-405b"}
 MODELS = {
@@ -29,6 +30,7 @@ def shape_of(inputs):
 
 def job_of(inputs, shape=None, **others):
     """The options of the planner's command, as its parser would hand them on, for a model of these."""
+    inputs = gpus.with_gpu(inputs)
     job = {name.replace("-", "_"): value for name, value in STANDARD.items()} | {"sequence_parallel": False}
     job |= others | (shape or shape_of(inputs))
     return job | {name: value for name, value in inputs.items() if name != "model" and value is not None}
@@ -50,6 +52,6 @@ def words_of(inputs, shape=None) -> str:
     model = inputs["model"]
     is_named = model in NAMED and not inputs.get("params")
     shape = shape or ({"model": NAMED[model]} if is_named else shape_of(inputs))
-    others = {name: value for name, value in inputs.items() if name not in ("model", "params")}
+    others = {name: one for name, one in gpus.with_gpu(inputs).items() if name not in ("model", "params")}
     chosen = {name.replace("_", "-"): value for name, value in others.items()}
     return " ".join(options(shape | {name: one for name, one in chosen.items() if one != STANDARD[name]}))

@@ -12,7 +12,7 @@ ZeRO shards the optimizer states, the gradients and the parameters ([FSDP](../no
 stage 3). Only activation checkpointing, tensor parallelism and shorter sequences shrink the activations.
 """
 FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "measured", "__main__")}
-FILES["tools/makers/site/models.py"] = ()
+FILES |= {f"tools/makers/site/{name}.py": () for name in ("gpus", "models")}
 GPUS = (24e9, 80e9, 141e9)  # bytes
 CONTROLS = [
     choice("model", "model", {name: name for name in models.MODELS}, "GPT-2 XL, 1.6 billion"),

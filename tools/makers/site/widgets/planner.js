@@ -14,7 +14,7 @@ function bar(parts, whole, kind) {
 function memory(answer, whole) {
   const made = drawing(whole, 76, `Each GPU holds ${answer.needs} and has ${answer.limit.words}`);
   const x = whole * answer.limit.at;
-  const line = { x1: x, x2: x, y1: 14, y2: 60, stroke: INK, "stroke-width": 2, "stroke-dasharray": "6 4" };
+  const line = { x1: x, x2: x, y1: 20, y2: 60, stroke: INK, "stroke-width": 2, "stroke-dasharray": "6 4" };
   made.append(patterns(), letters(0, 14, `What each GPU holds: ${answer.needs}`, { "font-weight": "bold" }));
   made.append(...bar(answer.memory, whole, "memory"), shape("line", { ...line, "data-limit": answer.limit.words }));
   made.append(letters(x, 74, `${answer.limit.words} GPU`, { "text-anchor": x > whole - 40 ? "end" : "middle" }));
@@ -51,7 +51,7 @@ function sweep(answer, whole) {
     const title = shape("title", {}, `${dot.words} GPUs: ${dot.share} of linear`);
     made.append(shape("circle", { cx: x(dot), cy: y(dot.y), r: dot.chosen ? 8 : 4.5, ...face, "data-dot": dot.words }, title));
     if (dot.chosen) {
-      const anchor = dot.x > 0.8 ? "end" : dot.x < 0.1 ? "start" : "middle";
+      const anchor = dot.x > 0.4 ? "end" : dot.x < 0.1 ? "start" : "middle";
       made.append(onLines(x(dot), y(dot.y) + 26, `${dot.words} GPUs: ${dot.share}`, { "text-anchor": anchor, "font-weight": "bold" }));
     }
     const every = whole < 560 ? 3 : 2;

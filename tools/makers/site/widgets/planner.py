@@ -4,55 +4,67 @@ import math
 import re
 
 from planner import plans, report
-from tools.makers.site import models
+from tools.makers.site import gpus, models
 from tools.makers.site.controls import (
-    MEMORY,
     NETWORK,
-    PRICES,
     RECOMPUTE,
     choice,
     control,
     powers,
     stacked,
     typed,
+    with_commas,
 )
 
 TITLE = "The planner"
 INTRODUCTION = """\
-Does the job fit, how long does it take, and what does it cost? Pick an example, or describe your own job.
+Does the job fit, how long does it take, and what does it cost? Pick an example, or describe your own job
+and choose [your GPU](#gpus).
 The curve shows how much of the ideal speedup is left on more GPUs. [The notebook on
 planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
 FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "measured", "__main__")}
-FILES["tools/makers/site/models.py"] = ()
+FILES |= {f"tools/makers/site/{name}.py": () for name in ("gpus", "models")}
 PARTS = ("parameters", "gradients", "optimizer", "activations")
 STAGES = {0: "0 (DDP)", 1: "1", 2: "2", 3: "3 (FSDP)"}
 CONTROLS = [
-    choice("model", "model", {name: name for name in models.MODELS}, "GPT-2 XL, 1.6 billion"),
-    typed("params", "or your own, in billions of parameters", (None, 0.35, 3, 13), None),
-    control("gpus", "GPUs", powers(*range(15)), 4),
-    MEMORY,
+    choice("model", "model", {name: name for name in models.MODELS}, "Llama 3 8B"),
+    typed("params", "or billions of parameters", (None, 0.35, 3, 13), None, empty="as the model"),
+    gpus.CONTROL,
+    gpus.MEMORY,
+    gpus.PRICE,
+    control("gpus", "GPUs", powers(*range(15)), 64),
     control("tensor_parallel", "tensor-parallel size", powers(*range(4)), 1),
     control("pipeline", "pipeline stages", powers(*range(5)), 1),
-    control("stage", "ZeRO stage", [[*pair] for pair in STAGES.items()], 0),
-    control("batch_tokens", "tokens per step", powers(*range(17, 27)), 2**19),
+    control("stage", "ZeRO stage", [[*pair] for pair in STAGES.items()], 1),
+    control("batch_tokens", "tokens per step", powers(*range(17, 27)), 2**20),
     control("micro_batch", "micro-batch size", powers(*range(5)), 1),
     choice("recompute", "activation checkpointing", RECOMPUTE, "selective"),
-    control("bandwidth_network", "network bandwidth", NETWORK, 50e9),
-    control("price_per_hour", "price per GPU-hour", PRICES, 3),
+    control("bandwidth_network", "network bandwidth", NETWORK, 12.5e9),
 ]
-ON_64 = {"gpus": 64, "stage": 1, "batch_tokens": 2**24}
-LARGE = ON_64 | {"tensor_parallel": 8}
+FAST = {"bandwidth_network": 50e9}
+LARGE = FAST | {"batch_tokens": 2**24, "tensor_parallel": 8}
+AT_HOME = {"gpu": "RTX 4090", "gpus": 4, "stage": 3, "batch_tokens": 2**19}
 PRESETS = {
-    "1.6 billion on 4 GPUs": {},
-    "7.5 billion on 64 GPUs": {"model": "a GPT of 7.5 billion"} | ON_64,
-    "Llama 3 8B, slow network": {"model": "Llama 3 8B"} | ON_64 | {"stage": 3, "bandwidth_network": 1.25e9},
+    "Llama 3 8B on 64 GPUs": {},
+    "the same, with FSDP": {"stage": 3},
+    "the same, fast network": FAST,
+    "1.6 billion on 4 RTX 4090s": {"model": "GPT-2 XL, 1.6 billion"} | AT_HOME,
     "Llama 3 70B on 1,024 GPUs": {"model": "Llama 3 70B"} | LARGE | {"gpus": 1024},
     "Llama 3 405B on 16,384 GPUs": {"model": "Llama 3 405B"} | LARGE | {"gpus": 2**14, "pipeline": 16},
-    "too large: 30 billion, DDP": {"model": "a GPT of 30 billion"} | ON_64 | {"stage": 0},
+    "too large: 30 billion, DDP": {"model": "a GPT of 30 billion", "stage": 0} | FAST,
 }
+BELOW = f"""\
+(gpus)=
+## The GPUs
+
+{gpus.table()}
+
+Prices are list prices of one provider in the month that the table names. They differ several times between
+providers and change every month, so type your own.
+"""
 NOTE = (
-    "Everything else has the defaults of python lessons/planner: H100s that reach half of their peak, 2,048 "
+    "Everything else has the defaults of python lessons/planner: GPUs that reach half of their peak, 2,048 "
     "tokens per sequence, 20 training tokens per parameter, and the failure rate of Llama 3's training run. "
     "The sweep starts with the GPUs that one copy of the model takes, and doubles them."
 )
@@ -80,7 +92,8 @@ def answer(**inputs):
 def in_words(error):
     """An error of the planner's command, with the words of this page for its options."""
     words = {one["name"]: one["label"] for one in CONTROLS} | {"gpus": "the number of GPUs"}
-    return re.sub(r"--([a-z-]+)", lambda found: words.get(found[1].replace("-", "_"), found[0]), str(error))
+    text = re.sub(r"--([a-z-]+)", lambda found: words.get(found[1].replace("-", "_"), found[0]), str(error))
+    return with_commas(text)
 
 
 def plan(one, inputs):
@@ -110,11 +123,17 @@ def sizes(one):
 
 def verdict(one):
     needs, limit = sizes(one)
-    return (
+    said = (
         f"Yes, it fits: {needs} of {limit} per GPU. Training on {report.count(one['job']['tokens'])} tokens "
-        f"takes {report.duration(one['days'] * 86400)} and costs ${one['dollars']:,.0f}. Expect "
-        f"{one['interruptions']:,.1f} unplanned interruptions."
+        f"takes {report.duration(one['days'] * 86400)} and costs ${one['dollars']:,.0f}."
     )
+    if round(one["interruptions"]) == 0:  # nobody plans for a tenth of an interruption
+        return said
+    return f"{said} Expect {count_of(one['interruptions'], 'unplanned interruption')}."
+
+
+def count_of(number, name):
+    return f"{number:,.0f} {name}{'s' * (round(number) != 1)}"
 
 
 def no(one, changes):
@@ -145,15 +164,21 @@ def remedies(job):
     return found[:3]
 
 
-def sweep(rows, gpus):
-    """The table that the planner's command prints with --sweep."""
+def sweep(rows, count):
+    """The table that the planner's command prints with --sweep. Nobody can run what does not fit, so its row
+    has no time, no cost and no interruptions."""
     there = [one["job"]["gpus"] for one in rows]
-    chosen = there.index(gpus) if gpus in there else None
+    chosen = there.index(count) if count in there else None
+    last = report.HEAD.index("time")
     table = [report.cells(one, rows[0]) for one in rows]
+    table = [
+        cells if one["fits"] else cells[:last] + [""] * len(cells[last:])
+        for one, cells in zip(rows, table, strict=True)
+    ]
     return {"caption": "the same job on more GPUs", "head": report.HEAD, "rows": table, "chosen": chosen}
 
 
-def curve(rows, gpus):
+def curve(rows, count):
     """Dots from 0 to 1: the share of linear speedup, against GPUs on a logarithmic axis."""
     numbers = [one["job"]["gpus"] for one in rows]
     shares = [report.efficiency(one, rows[0]) for one in rows]
@@ -164,7 +189,7 @@ def curve(rows, gpus):
             "x": math.log2(number / numbers[0]) / across,
             "y": share / top,
             "fits": one["fits"],
-            "chosen": number == gpus,
+            "chosen": number == count,
             "words": f"{number:,}",
             "share": f"{share:.1%}",
         }

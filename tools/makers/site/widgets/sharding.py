@@ -1,18 +1,20 @@
 """The planner's search, with sliders: the best few ways to shard a job, and what bounds each."""
 
 from planner import plans, report, search
-from tools.makers.site import models
-from tools.makers.site.controls import MEMORY, NETWORK, PRICES, choice, control, powers, stacked
+from tools.makers.site import gpus, models
+from tools.makers.site.controls import NETWORK, choice, control, powers, stacked, typed, with_commas
 
 TITLE = "The planner's search"
 INTRODUCTION = """\
 How should you shard a job: data, tensor, pipeline, context or expert parallelism? The planner tries all
 combinations and lists the fastest five that fit. On a slower network the best layout has fewer
 data-parallel ranks and more pipeline stages; long sequences call for context parallelism. A search takes a
-second or two. [The notebook on planning](../notebooks/planning.ipynb) says what the formulas leave out.
+second or two. <a href="planner.html#gpus">The planner's page</a> says where the numbers of a GPU come
+from, and [the notebook on planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
 NAMES = ("formulas", "plans", "report", "search", "measured", "__main__")
-FILES = {f"lessons/planner/{name}.py": () for name in NAMES} | {"tools/makers/site/models.py": ()}
+FILES = {f"lessons/planner/{name}.py": () for name in NAMES}
+FILES |= {f"tools/makers/site/{name}.py": () for name in ("gpus", "models")}
 MODELS = {name: name for name in plans.MODELS}
 MODELS |= {params: f"a GPT of {report.count(params)}" for params in (7.5e9, 1.75e11, 1e12)}
 HEADS = {
@@ -23,19 +25,18 @@ HEADS = {
 MOST = 5  # that the command prints
 
 
-def speeds(*numbers):
-    return [[one * 1e9, f"{one:g} GB/s"] for one in numbers]
-
-
 CONTROLS = [
     choice("model", "model", MODELS, "llama3-405b"),
     control("gpus", "GPUs", powers(*range(15)), 2**14),
     control("seq", "sequence length", powers(*range(11, 18)), 8192),
     control("batch_tokens", "tokens per step", powers(*range(19, 28)), 2**24),
-    MEMORY,
-    control("bandwidth_node", "bandwidth in a node", speeds(32, 64, 150, 300, 450, 900), 450e9),
+    gpus.CONTROL,
+    gpus.MEMORY,
+    typed(
+        "bandwidth_node", "or GB/s between GPUs of a machine", (None, 25, 63, 150), None, empty="as the GPU"
+    ),
+    gpus.PRICE,
     control("bandwidth_network", "network bandwidth", NETWORK, 50e9),
-    control("price_per_hour", "price per GPU-hour", PRICES, 3),
 ]
 PRESETS = {
     "Llama 3 405B on 16,384 GPUs": {},
@@ -49,7 +50,7 @@ NOTE = (
     "per pipeline stage, the ZeRO stages, and for stage 3 one copy in each node; in the table, x stands "
     "before the number of chunks or copies. The fastest combination that fits is listed. A part that takes "
     "less than 5% of a step does not count as a bottleneck. Everything else has the defaults of python "
-    "lessons/planner: nodes of eight H100s that reach half of their peak, 20 training tokens per parameter, "
+    "lessons/planner: nodes of eight GPUs that reach half of their peak, 20 training tokens per parameter, "
     "and the failure rate of Llama 3's training run."
 )
 
@@ -68,7 +69,7 @@ def answer(**inputs):
     try:
         fitting = search.search(job_of(inputs), most=None)
     except ValueError as error:
-        return found | {"said": f"{str(error)[0].upper()}{str(error)[1:]}."}
+        return found | {"said": with_commas(f"{str(error)[0].upper()}{str(error)[1:]}.")}
     best = fitting[:MOST]
     first = best[0]
     job = first["job"]

@@ -140,7 +140,7 @@ export function labelled(text, control, ...more) {
 }
 
 // A control from a list of values and their words: a slider says the words beside it.
-function control({ name, label, kind, values, start }) {
+function control({ name, label, kind, values, start, empty }) {
   const position = values.findIndex(([value]) => value === start);
   if (kind === "choice") {
     const options = values.map(([, words], index) => element("option", { value: index }, words));
@@ -150,7 +150,7 @@ function control({ name, label, kind, values, start }) {
   }
   if (kind === "typed") {
     const list = element("datalist", { id: `${name}-values` }, ...values.map(([, words]) => element("option", { value: words })));
-    const limits = start === null ? { placeholder: "as the model" } : { required: "" };
+    const limits = start === null ? { placeholder: empty } : { required: "" };
     const input = element("input", { type: "number", name, min: 0.001, max: 9999, step: "any", list: list.id, ...limits });
     return { label: labelled(label, input, list), input };
   }
@@ -166,15 +166,15 @@ function control({ name, label, kind, values, start }) {
   return { label: labelled(label, slider, output), input: slider };
 }
 
-// What a control is set to, and to set it. A number is typed in billions, and may be left out.
-function valueOf({ kind, values, input }) {
+// What a control is set to, and to set it. A number is typed in its unit, billions for example, and may be left out.
+function valueOf({ kind, values, input, unit }) {
   if (kind !== "typed") return values[input.value][0];
-  return input.value === "" ? null : Math.round(input.value * 1e9);
+  return input.value === "" ? null : Number((input.value * unit).toPrecision(12));
 }
 
-function setTo({ kind, values, input }, chosen) {
+function setTo({ kind, values, input, unit }, chosen) {
   const position = values.findIndex(([value]) => String(value) === String(chosen));
-  if (kind === "typed") input.value = chosen === null ? "" : Number((chosen / 1e9).toPrecision(12));
+  if (kind === "typed") input.value = chosen === null ? "" : Number((chosen / unit).toPrecision(12));
   else if (position >= 0) input.value = position;
   input.say?.();
 }
@@ -240,6 +240,11 @@ class Python {
     this.next();
   }
 
+  // What was asked before no longer counts.
+  forget() {
+    [this.waiting, this.show] = [null, () => {}];
+  }
+
   next() {
     if (this.busy || !this.waiting) return;
     [this.busy, this.waiting] = [true, (this.worker.postMessage({ inputs: this.waiting }), null)];
@@ -257,9 +262,9 @@ class Python {
 
 // A widget whose answers come from Python: DATA has its controls, and the answer to what they begin with.
 export function live(draw) {
-  const [shown, words] = [element("div", { class: "shown" }), element("p", { role: "status" })];
+  const [shown, words] = [element("div", { class: "shown" }), element("p", { class: "answer", role: "status" })];
   const [tables, loading] = [element("div", { class: "tables" }), element("p", { class: "loading", role: "status" })];
-  let [answer, late] = [DATA.answer, null];
+  let [answer, late] = [DATA.presets[0].answer, null];
   const python = new Python((text) => {
     if (loading.textContent !== text) loading.textContent = text; // or it would be read aloud each time
   });
@@ -287,6 +292,13 @@ export function live(draw) {
     const wrong = all.querySelector("input:invalid");
     if (wrong) words.textContent = `${wrong.closest("label").firstChild.textContent}: type a number, such as ${wrong.list.options[1].value}.`;
     if (wrong) return;
+    const question = JSON.stringify(inputs());
+    const example = DATA.presets.find((preset) => JSON.stringify(preset.inputs) === question);
+    if (example) {
+      python.forget();
+      show(example.answer);
+      return;
+    }
     late = setTimeout(old, 300);
     python.ask(inputs(), show);
   }
@@ -297,8 +309,8 @@ export function live(draw) {
     place.classList.add("computing");
   }
 
-  place.replaceChildren(examples.all, all, copyLink(), words, shown, loading, tables, element("p", { class: "note" }, DATA.note));
-  show(DATA.answer);
+  place.replaceChildren(examples.all, all, words, shown, loading, tables, copyLink(), element("p", { class: "note" }, DATA.note));
+  show(answer);
   if (fromAddress()) ask();
   addEventListener("hashchange", () => fromAddress() && ask());
   let width = shown.clientWidth;
