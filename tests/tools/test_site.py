@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import browser, crawl
-from tools import lessons
+from tools import diffs, lessons
 from tools.lessons import ROOT
 from tools.makers.site import build as builder
-from tools.makers.site import deck
+from tools.makers.site import deck, home, sources
 from tools.makers.site.widgets import diff
 
 VENV = ROOT / ".venv-site"
@@ -234,6 +234,18 @@ def test_a_wide_table_is_a_list_on_a_phone(page):
 
 
 # ---- the diff of any lesson to any other ----
+def test_the_home_page_starts_as_the_readme_does():
+    """The same commands in the same order, from the clone on."""
+    for address in ("", ADDRESS):
+        shown = re.findall(r"(?ms)^```sh\n(.*?)^```", home.first_minutes(address))
+        readme = re.findall(r"(?ms)^```sh\n(.*?)^```", (ROOT / "README.md").read_text())
+        clone = [diffs.clone(address).removeprefix("```sh\n").removesuffix("```\n")] if address else []
+        assert (
+            shown == clone + [text for text in readme if "git clone" not in text][: len(shown) - len(clone)]
+        )
+        assert any("whl/cpu" in text for text in shown) and shown[-1] == "make run\n"
+
+
 
 TEXTS = {lesson.stem: lesson.path.read_text().splitlines() for lesson in lessons.LESSONS}
 

@@ -111,8 +111,20 @@ def home(book) -> str:
         curve=curve(book.widgets["planner"]),
         changed=changed_lines(),
         tested=tested(),
+        first_minutes=first_minutes(book.address),
         navigation=navigation(book),
     )
+
+
+def first_minutes(address) -> str:
+    """The commands that README.md begins with, and what it says about them, up to what they print. With an
+    address, the repository is cloned from there."""
+    text = (ROOT / "README.md").read_text()
+    shown = re.search(r"(?s)## Your first five minutes\n(.*?)\nOn two cores, `make run` ends with", text)[1]
+    clone = f"```sh\ngit clone --depth 1 {address} rungs\ncd rungs\n```\n" if address else ""
+    marked = r"(?s)<!-- clone: written by `make diffs` -->\n.*?<!-- end of clone -->\n"
+    assert len(re.findall(marked, shown)) == 1, "README.md has no place for the command that clones"
+    return re.sub(marked, lambda _: clone, shown)
 
 
 def tested() -> str:
