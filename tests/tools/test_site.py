@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -466,12 +467,54 @@ def test_pages_that_were_read_are_remembered_until_they_are_forgotten(page_of_th
     assert page.ask(f"{one('p.progress')}.hidden")
 
 
-def test_the_slides_have_every_card(tmp_path):
+# ---- slides ----
+
+
+def test_the_slides_have_every_card_and_a_picture_for_each_idea(tmp_path):
     page = deck.deck(tmp_path)
     assert page.count("<section>") == 1 + len(lessons.LESSONS)
     for lesson in lessons.LESSONS:
         command, _, copied = deck.read(lesson.page.read_text())
         for text in (command.strip(), "\n".join(copied).strip()):
             assert f"<code>{html.escape(text, quote=False)}</code>" in page, lesson.stem
-    loaded = r'<(script|img) |<link (?!rel="icon" href="_static/)|href="http'
+        for idea in ideas:
+            assert f"<li>{deck.inline(idea)}</li>" in page, lesson.stem
+        assert (tmp_path / f"_static/slides/{lesson.stem}.png").read_bytes().startswith(b"\x89PNG")
+        assert f'<img src="_static/slides/{lesson.stem}.png" alt="' in page
+    loaded = r'<script |<img (?!src="_static/slides/)|<link (?!rel="icon" href="_static/)|href="http'
     assert not re.search(loaded, page), "it needs nothing from elsewhere"
+
+
+SIZES = """[...document.querySelectorAll("section")].map((slide) => {
+    const { right, bottom } = slide.getBoundingClientRect();
+    const parts = [slide, ...slide.querySelectorAll("h1, p, ol, pre, img, footer")];
+    const tall = parts.some((part) => part.scrollHeight > part.clientHeight + 1 ||
+        part.getBoundingClientRect().bottom > bottom + 1);
+    const wide = parts.some((part) => part.scrollWidth > part.clientWidth + 1);
+    const picture = slide.querySelector("img");
+    const title = slide.querySelector("h1").textContent;
+    return [title, tall, wide, picture ? picture.height : null, slide.clientHeight];
+})"""
+
+
+@pytest.fixture
+def slides(request, tmp_path):
+    site = tmp_path / "site"
+    (site / "_static").mkdir(parents=True)
+    shutil.copy(ROOT / "tools/makers/site/theme/favicon.svg", site / "_static")
+    text = deck.deck(site).replace(' loading="lazy"', "")
+    (site / "slides.html").write_text(text)
+    yield from opened(request, tmp_path)
+
+
+@pytest.mark.parametrize("size", [(1400, 857), (1280, 720), (1024, 768)], ids=str)
+def test_no_slide_is_taller_than_the_window(slides, size):
+    slides.resize(*size)
+    slides.open("slides.html")
+    found = slides.ask(SIZES)
+    assert len(found) > 2 * len(lessons.LESSONS)
+    for title, is_tall, is_wide, picture, height in found:
+        assert not is_tall and not is_wide and height <= size[1], title
+        assert picture is None or picture > 0.5 * size[1], f"{title}: the picture is small"
+    slides.resize(400, 800)
+    assert slides.ask("document.documentElement.scrollWidth") <= 400

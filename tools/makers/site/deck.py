@@ -1,18 +1,24 @@
-"""A deck of slides for instructors: one slide for each lesson, from the card on its page.
+"""A deck of slides for instructors, from what pages and notebooks have already.
 
-The site has it as slides.html. It needs nothing besides this one file. Arrow keys turn the slides, and
-printing puts each slide on a page of its own, so the browser's "save as PDF" makes a PDF.
+For each lesson: its idea with the first picture of its notebook, what is new, a few sentences on a slide, and
+the lines to copy with the command. The site has it as slides.html, beside the pictures in _static/slides.
+Arrow keys turn the slides, and printing puts each slide on a page of its own, so the browser's "save as PDF"
+makes a PDF.
 """
 
+import base64
 import html
+import json
 import re
 import textwrap
+from pathlib import Path
 
 import jinja2
 
 from tools import lessons
 from tools.lessons import ROOT
 
+ON_A_SLIDE = 3  # sentences on what is new: more than that nobody reads while somebody talks
 RUN, NEW, COPY = "**Run it:**", "**New here:**", "**Copy these lines:**"
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(ROOT / "tools/makers/site/theme"),
@@ -46,12 +52,46 @@ def inline(text: str) -> str:
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
 
 
+def picture(lesson) -> tuple[bytes, str]:
+    """The first picture of a lesson's notebook, which shows who does what, and its alt text."""
+    for cell in json.loads(lesson.notebooks[0].path.read_text())["cells"]:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                content = base64.b64decode("".join(output["data"]["image/png"]))
+                return content, output["metadata"]["image/png"]["alt"]
+    raise ValueError(f"{lesson.notebooks[0].stem} has no picture")
+
+
+def slides_of(lesson, site: Path) -> dict:
+    """What the slides of a lesson show. Its picture is written into the site."""
+    command, ideas, copied = read(lesson.page.read_text())
+    name, page = f"_static/slides/{lesson.stem}.png", f"lessons/pages/{lesson.page.stem}.html"
+    content, alt = picture(lesson)
+    (site / name).parent.mkdir(parents=True, exist_ok=True)
+    (site / name).write_bytes(content)
+    code, command = "\n".join(copied).strip(), command.strip()
+    lines = [*code.splitlines(), *command.splitlines()]
+    return {
+        "number": lesson.number,
+        "title": lesson.title,
+        "idea": f"{lesson.idea[0].upper()}{lesson.idea[1:]}",
+        "page": page if (site / page).exists() else "",
+        "picture": name,
+        "alt": alt,
+        "ideas": [(1 + at, ideas[at : at + ON_A_SLIDE]) for at in range(0, len(ideas), ON_A_SLIDE)],
+        "copied": code,
+        "command": command,
+        "lines": len(lines),
+        "columns": max(map(len, lines)),
+    }
+
+
 def deck(site) -> str:
     """The deck for the site in this folder, which may lack some pages."""
-    slides = []
-    for lesson in lessons.LESSONS:
-        text, page = lesson.page.read_text(), f"lessons/pages/{lesson.page.stem}.html"
-        if "<!-- card -->" in text:
-            slides.append((lesson, read(text), page if (site / page).exists() else ""))
+    found = [slides_of(lesson, site) for lesson in lessons.LESSONS if has_card(lesson)]
     TEMPLATES.filters.update(inline=inline, escaped=escaped)
-    return TEMPLATES.get_template("slides.html.jinja").render(slides=slides)
+    return TEMPLATES.get_template("slides.html.jinja").render(lessons=found)
+
+
+def has_card(lesson) -> bool:
+    return "<!-- card -->" in lesson.page.read_text()
