@@ -234,7 +234,6 @@ def test_a_wide_table_is_a_list_on_a_phone(page):
     page.until(f"{LISTED}.every(([isList]) => !isList)", "tables again")
 
 
-# ---- the diff of any lesson to any other ----
 def test_the_home_page_starts_as_the_readme_does():
     """The same commands in the same order, from the clone on."""
     for address in ("", ADDRESS):
@@ -247,6 +246,7 @@ def test_the_home_page_starts_as_the_readme_does():
         assert any("whl/cpu" in text for text in shown) and shown[-1] == "make run\n"
 
 
+# ---- the diff of any lesson to any other ----
 
 TEXTS = {lesson.stem: lesson.path.read_text().splitlines() for lesson in lessons.LESSONS}
 
@@ -276,6 +276,57 @@ def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
         assert {*own.values(), *lesson["gone"].values()} == set(range(len(lesson["sentences"])))
 
 
+def test_no_sentence_speaks_of_what_a_lesson_no_longer_has():
+    """The import of torch.nn came for DataParallel, which lesson 03 does not use."""
+    rows, parts = diff.data()["lessons"], diff.parts()
+    line = TEXTS["03_ddp_spawn"].index("from torch import nn")
+    assert parts["03_ddp_spawn"]["because"][line] is None
+    position, number = parts["02_data_parallel"]["because"][
+        TEXTS["02_data_parallel"].index("from torch import nn")
+    ]
+    assert "<code>DataParallel</code>" in rows[position]["sentences"][number]
+    for stem in lessons.STEMS[2:]:
+        told = [rows[why[0]]["sentences"][why[1]] for why in parts[stem]["because"] if why]
+        assert not any("<code>DataParallel</code>" in sentence for sentence in told), stem
+    kept = [why for why in parts["05_snapshots"]["because"] if why and why[0] < 4]
+    assert len(kept) > 20, "most sentences of earlier lessons are still true"
+
+
+def test_diffs_of_pages_have_no_indentation_that_all_their_lines_share():
+    names, second = "--- a.py\n+++ b.py\n", "@@ -9 +9 @@\n-y\n+    z\n"
+    text = f"{names}@@ -1 +1 @@\n         x\n-        y\n+            z\n \n{second}"
+    short = f"{names}@@ -1 +1 @@\n  x\n- y\n+     z\n \n{second}"
+    assert sources.short_diff(text) == short == sources.short_diff(short)
+    assert sources.short_diff("-         y\n+         z\n") == "- y\n+ z\n"
+    page = sources.with_short_diffs(f"Text.\n\n```diff\n{text}```\n\n```python\n        y\n```\n")
+    assert page == f"Text.\n\n```diff\n{short}```\n\n```python\n        y\n```\n"
+
+
+ROWS = """[...document.querySelectorAll(".highlight-diff :is(.gd, .gi)")].map((row) => {
+    const [inner, outer] = [row.getBoundingClientRect(), row.closest("pre").getBoundingClientRect()];
+    return [inner.left - outer.left, outer.right - inner.right, inner.top, inner.bottom, row.textContent];
+})"""
+COPY = """[...document.querySelectorAll("button.copybtn")].filter((one) => one.offsetParent).map((one) => {
+    const code = one.parentElement.querySelector("pre").getBoundingClientRect();
+    return one.getBoundingClientRect().left - code.right;
+})"""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_whole_rows_of_a_diff_are_coloured_and_the_copy_icon_covers_no_code(page, width):
+    page.set_viewport(width)
+    for name in ("lessons/pages/04.html", "notebooks/04_ddp_torchrun.html"):
+        page.open(name)
+        page.ask(OPENED)
+        rows = page.ask(ROWS)
+        assert len(rows) > 20
+        for left, right, *_, text in rows:
+            assert abs(left) < 1 and abs(right) < 1, f"the colour does not reach the edges: {text}"
+        gaps = [below[2] - above[3] for above, below in itertools.pairwise(rows)]
+        assert sum(abs(gap) < 1 for gap in gaps) > 10, "lines that follow one another have no gap"
+        assert min(page.ask(COPY)) >= 0
+
+
 SHOWN = """[...document.querySelectorAll("#widget tbody tr:not(.why):not(.fold)")].map((row) =>
     row.querySelector(".sign").textContent + row.querySelector("code").textContent)"""
 
@@ -291,6 +342,8 @@ def test_the_page_draws_the_diffs_that_python_makes(page, count):
     for name, is_wanted in (("columns", False), ("whole", True)):
         box = one(f"[name={name}]")
         page.ask(f"if ({box}.checked != {json.dumps(is_wanted)}) {box}.click()")
+    numbers = """[...document.querySelectorAll("#widget tbody tr:not(.why):not(.fold)")].map((row) =>
+        [...row.querySelectorAll(".number")].map((cell) => cell.textContent))"""
     for before, after in random.Random(1).sample(PAIRS, count):
         page.ask(f"location.hash = '{before}..{after}'")
         head = f"{one('#widget th')}.textContent"
@@ -298,6 +351,11 @@ def test_the_page_draws_the_diffs_that_python_makes(page, count):
         lines = page.ask(SHOWN)
         assert [line[1:] for line in lines if line[0] != "+"] == TEXTS[before]
         assert [line[1:] for line in lines if line[0] != "-"] == TEXTS[after]
+        old, new = zip(*page.ask(numbers), strict=True)  # two columns: where a line is in each of the files
+        assert list(filter(None, old)) == [str(at) for at, _ in enumerate(TEXTS[before], 1)]
+        assert list(filter(None, new)) == [str(at) for at, _ in enumerate(TEXTS[after], 1)]
+        signs = {(True, True): " ", (True, False): "-", (False, True): "+"}
+        assert [signs[bool(a), bool(b)] for a, b in zip(old, new, strict=True)] == [line[0] for line in lines]
         same = [line for line in rows(*sorted((before, after))) if line[0] == " "]
         assert [line for line in lines if line[0] == " "] == same, (before, after)
         assert before > after or lines == list(rows(before, after))
@@ -472,9 +530,8 @@ def test_pages_that_were_read_are_remembered_until_they_are_forgotten(page_of_th
 
 def test_the_slides_have_every_card_and_a_picture_for_each_idea(tmp_path):
     page = deck.deck(tmp_path)
-    assert page.count("<section>") == 1 + len(lessons.LESSONS)
     for lesson in lessons.LESSONS:
-        command, _, copied = deck.read(lesson.page.read_text())
+        command, ideas, copied = deck.read(lesson.page.read_text())
         for text in (command.strip(), "\n".join(copied).strip()):
             assert f"<code>{html.escape(text, quote=False)}</code>" in page, lesson.stem
         for idea in ideas:

@@ -29,6 +29,7 @@ WAY = re.compile(
 PICTURES = (".png", ".svg")
 LANGUAGES = {".py": "python", ".sbatch": "sh", ".yml": "yaml"}
 LANGUAGES |= {f".{name}": name for name in ("sh", "toml", "json", "yaml")}
+DIFF = re.compile(r"(?ms)^```diff\n(.*?)^```$")
 SENTENCE = re.compile(r"(?m)^(?=\S.*\n\n```diff)")  # where a sentence on a place of a stored diff begins
 WORDS_A_MINUTE = 200  # as tools/diffs.py has it for notebooks
 
@@ -142,7 +143,33 @@ def markdown(book, page: PurePosixPath) -> str:
     if not WAY.search(text):
         text += "\n" + " · ".join(elsewhere(book.address, page))
     text = WAY.sub(lambda way: card(book, page, time, way[2]) if way["name"] == "way" else "", text)
-    return COMMENT.sub("", book.relinked(text, page))
+    return COMMENT.sub("", with_short_diffs(book.relinked(text, page)))
+
+
+# ---- diffs ----
+
+
+def with_short_diffs(text: str) -> str:
+    """A page whose diffs have no indentation that all lines of a place share: a phone has 40 letters."""
+    return DIFF.sub(lambda fence: f"```diff\n{short_diff(fence[1])}```", text)
+
+
+def short_diff(text: str) -> str:
+    """A diff, of which each place, which begins with @@, moves to the left as far as its lines allow. One
+    space may stay between the sign and the line, as in the diffs of notebooks."""
+    head, *places = re.split(r"(?m)^(?=@@ )", text)
+    if not places:
+        return moved_left(head)
+    return head + "".join(map(moved_left, places))
+
+
+def moved_left(place: str) -> str:
+    lines = place.splitlines()
+    first = lines[:1] if lines[0].startswith("@@ ") else []
+    own = lines[len(first) :]
+    indents = [len(line[1:]) - len(line[1:].lstrip(" ")) for line in own if line[1:].strip()]
+    cut = max(0, min(indents, default=0) - 1)
+    return "".join(f"{line}\n" for line in (*first, *(line[:1] + line[1 + cut :] for line in own)))
 
 
 # ---- notebooks ----
@@ -190,7 +217,8 @@ def notebook(book, page: PurePosixPath) -> str:
                 text.append(f'<img src="{name}" width="{width}" alt="{alt}">')
             elif "text/markdown" in data:
                 shown = book.relinked("".join(data["text/markdown"]), page)
-                text.append(with_anchors(shown) if output["metadata"].get("rungs") == "diff" else shown)
+                is_diff = output["metadata"].get("rungs") == "diff"
+                text.append(with_anchors(with_short_diffs(shown)) if is_diff else shown)
             else:
                 raise Broken(f"{page}, cell {number} shows {', '.join(data)}: sources.py knows no way")
     return "\n\n".join(text) + "\n"

@@ -64,16 +64,22 @@ function because(stem, number) {
   return why && [DATA.lessons[why[0]].stem, why[1]];
 }
 
-function cells(stem, number, sign) {
-  if (number === null) return [element("td", { colspan: 3, class: "none" })];
+// The cells of a line: its numbers, none where a file does not have it, its sign, and the line of one of the files.
+function cells(numbers, sign, stem, number) {
   const code = element("code");
   code.innerHTML = PARTS[stem].lines[number];
   const kind = { "-": "gone", "+": "come", " ": "same" }[sign];
   return [
-    element("td", { class: `number ${kind}` }, String(number + 1)),
+    ...numbers.map((one) => element("td", { class: `number ${kind}` }, one === null ? "" : String(one + 1))),
     element("td", { class: `sign ${kind}` }, sign),
     element("td", { class: `line ${kind}` }, code),
   ];
+}
+
+// One side of two columns.
+function side(stem, number, sign) {
+  if (number === null) return [element("td", { colspan: 3, class: "none" })];
+  return cells([number], sign, stem, number);
 }
 
 function sentenceRow([stem, number], width) {
@@ -95,7 +101,7 @@ async function draw() {
   }
   if (one !== before.value || other !== after.value) return; // while they came, others were chosen
   const isWide = columns.checked && one !== other;
-  const width = isWide ? 6 : 3;
+  const width = isWide ? 6 : 4;
   const body = element("tbody");
   let [gone, come, changes, current, told, last] = [0, 0, 0, 0, new Set(), null];
 
@@ -110,13 +116,14 @@ async function draw() {
     if (left !== null && right === null) tell(whyGone(one, other, left));
     if (left !== null && right !== null) tell(whyGone(one, other, left));
     if (right !== null) tell(because(other, right));
-    const [first, second] = [cells(one, left, "-"), cells(other, right, "+")];
-    body.append(element("tr", {}, ...(isWide ? [...first, ...second] : left !== null ? first : second)));
+    if (isWide) body.append(element("tr", {}, ...side(one, left, "-"), ...side(other, right, "+")));
+    else if (left !== null) body.append(element("tr", {}, ...cells([left, null], "-", one, left)));
+    else body.append(element("tr", {}, ...cells([null, right], "+", other, right)));
   }
 
   function same(left, right) {
-    const parts = [...cells(one, left, " "), ...(isWide ? cells(other, right, " ") : [])];
-    body.append(element("tr", {}, ...parts));
+    const wide = () => [...side(one, left, " "), ...side(other, right, " ")];
+    body.append(element("tr", {}, ...(isWide ? wide() : cells([left, right], " ", one, left))));
   }
 
   // A fold is a row that says what it hides, and a button that shows it.
@@ -179,8 +186,9 @@ async function draw() {
   }
 
   const heads = isWide ? [one, other] : [one === other ? one : `${one}.py to ${other}`];
-  const head = heads.map((stem) => element("th", { colspan: 3, scope: "col" }, `${stem}.py`));
-  const sizes = heads.flatMap(() => ["number", "sign", "line"]).map((name) => element("col", { class: name }));
+  const head = heads.map((stem) => element("th", { colspan: isWide ? 3 : 4, scope: "col" }, `${stem}.py`));
+  const kinds = isWide ? ["number", "sign", "line"] : ["number", "number", "sign", "line"];
+  const sizes = heads.flatMap(() => kinds).map((name) => element("col", { class: name }));
   shown.replaceChildren(element("table", {}, ...sizes, element("thead", {}, element("tr", {}, ...head)), body));
   const differ = `${changes} changes: ${gone} lines removed, ${come} lines added.`;
   status.textContent = one === other ? `${one}.py, the first lesson: there is nothing to compare it with.` : differ;

@@ -104,7 +104,9 @@ def sentences(texts):
     """For each lesson its sentences, and where its notebook shows them ("shown": a number, or nothing); for
     each of its lines the lesson, by its position, and the sentence that explain it, if there is one
     ("because"); for each line of the lesson that it grew from, why it is gone ("gone")."""
-    found, written = {}, written_sentences()
+    found, named = {}, written_sentences()
+    # For each lesson, by its position, its lines and its sentences.
+    written = [(texts[lesson.stem], [*named.get(lesson.stem, {}).values()]) for lesson in lessons.LESSONS]
     for position, lesson in enumerate(lessons.LESSONS):
         own = {"sentences": [], "shown": [], "because": [None] * len(texts[lesson.stem]), "gone": {}}
         found[lesson.stem] = own
@@ -112,8 +114,11 @@ def sentences(texts):
             continue
         before, after = texts[lesson.grown_from], texts[lesson.stem]
         for start, other, size in same(before, after):
-            own["because"][other : other + size] = found[lesson.grown_from]["because"][start : start + size]
-        changes = show.Diff(lesson.grown_from, lesson.stem, written[lesson.stem])
+            for step in range(size):
+                why = found[lesson.grown_from]["because"][start + step]
+                if why and is_still_true(written[why[0]], why[1], after):
+                    own["because"][other + step] = why
+        changes = show.Diff(lesson.grown_from, lesson.stem, named[lesson.stem])
         shown = SENTENCE.findall(stored_diff(lesson))
         matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
         places = [code for code in matcher.get_opcodes() if code[0] != "equal"]
@@ -129,6 +134,15 @@ def sentences(texts):
                 elif sign == "-":
                     own["gone"][next(gone)] = number
     return found
+
+
+def is_still_true(origin, number, lines) -> bool:
+    """Whether a sentence, written where a line came, explains it in a later lesson, too. Where that lesson no
+    longer has what the sentence names, the line is there for another reason."""
+    first_lines, first_sentences = origin
+    first, now = "\n".join(first_lines), "\n".join(lines)
+    names = re.findall(r"`(?:\w+\.)*(\w+)`", first_sentences[number])
+    return all(re.search(rf"\b{name}\b", now) for name in names if re.search(rf"\b{name}\b", first))
 
 
 def written_sentences() -> dict[str, dict[str, str]]:
