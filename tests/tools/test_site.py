@@ -543,10 +543,12 @@ def test_the_slides_have_every_card_and_a_picture_for_each_idea(tmp_path):
 
 
 SIZES = """[...document.querySelectorAll("section")].map((slide) => {
-    const { right, bottom } = slide.getBoundingClientRect();
     const parts = [slide, ...slide.querySelectorAll("h1, p, ol, pre, img, footer")];
-    const tall = parts.some((part) => part.scrollHeight > part.clientHeight + 1 ||
-        part.getBoundingClientRect().bottom > bottom + 1);
+    const middle = slide.querySelector("div");
+    const { top, bottom } = middle.getBoundingClientRect();
+    const tall = parts.some((part) => part.scrollHeight > part.clientHeight + 1) ||
+        [...middle.children].some((part) => part.getBoundingClientRect().top < top - 1 ||
+            part.getBoundingClientRect().bottom > bottom + 1);
     const wide = parts.some((part) => part.scrollWidth > part.clientWidth + 1);
     const picture = slide.querySelector("img");
     const title = slide.querySelector("h1").textContent;

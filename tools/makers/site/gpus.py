@@ -61,7 +61,7 @@ CONTROL = choice(
     },
     "H100",
 )
-MEMORY = typed("memory", "or GB per GPU", (None, 12, 40, 192), None, empty="as the GPU")
+MEMORY = typed("memory", "or GB per GPU", (None, 40, 96, 192), None, empty="as the GPU")
 PRICE = typed("price_per_hour", "or $ per GPU-hour", (None, 1, 2.5, 8), None, 1, "as the GPU")
 
 

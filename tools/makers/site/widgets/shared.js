@@ -309,7 +309,7 @@ export function live(draw) {
     place.classList.add("computing");
   }
 
-  place.replaceChildren(examples.all, all, words, shown, loading, tables, copyLink(), element("p", { class: "note" }, DATA.note));
+  place.replaceChildren(examples.all, all, words, copyLink(), shown, loading, tables, element("p", { class: "note" }, DATA.note));
   show(answer);
   if (fromAddress()) ask();
   addEventListener("hashchange", () => fromAddress() && ask());
