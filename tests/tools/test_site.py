@@ -538,6 +538,9 @@ def test_the_slides_have_every_card_and_a_picture_for_each_idea(tmp_path):
             assert f"<li>{deck.inline(idea)}</li>" in page, lesson.stem
         assert (tmp_path / f"_static/slides/{lesson.stem}.png").read_bytes().startswith(b"\x89PNG")
         assert f'<img src="_static/slides/{lesson.stem}.png" alt="' in page
+    assert deck.inline("its *rank*, **new**, `a * b * c`") == (
+        "its <em>rank</em>, <strong>new</strong>, <code>a * b * c</code>"
+    )
     loaded = r'<script |<img (?!src="_static/slides/)|<link (?!rel="icon" href="_static/)|href="http'
     assert not re.search(loaded, page), "it needs nothing from elsewhere"
 

@@ -46,10 +46,11 @@ def escaped(text: str) -> str:
 
 
 def inline(text: str) -> str:
-    """What a card's sentences have of Markdown: code, bold, and links, of which the words stay."""
+    """What a card's sentences have of Markdown: code, bold, italics, and links, of which the words stay."""
     text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped(text))
-    return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
+    text = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
+    return re.sub(r"(?<![\w*])\*(\w[^*<]*)\*(?![\w*])", r"<em>\1</em>", text)
 
 
 def picture(lesson) -> tuple[bytes, str]:
