@@ -436,7 +436,7 @@ SIGHT = """(() => {
     const box = (node) => { const { top, bottom } = node.getBoundingClientRect(); return [top, bottom]; };
     const answer = document.querySelector("#widget p.answer");
     return [...document.querySelectorAll("#widget form :is(input, select)")].map((control) => {
-        control.scrollIntoView({ block: "nearest" });
+        control.scrollIntoView({ block: "nearest", behavior: "instant" });
         return [control.name, ...box(control), ...box(answer)];
     });
 })()"""
