@@ -45,9 +45,9 @@ class Snapshots:
     `told_to_stop` is an event. To stop the run for a reason of your own, set this event in any process.
 
     Until close(), no other run can use the folder. SIGTERM and Ctrl-C no longer end the process:
-    they set `told_to_stop`. If a DataLoader has workers, let them ignore both signals
-    (`worker_init_fn=start_worker` in parts/loading.py does): a scheduler may send SIGTERM to all
-    processes of the job, and a trainer whose workers have died fails instead of saving.
+    they set `told_to_stop`. Let the workers of a DataLoader ignore both signals, too, as
+    start_worker in parts/loading.py does: a scheduler may send SIGTERM to all processes
+    of the job, and a trainer whose workers have died fails instead of saving.
     """
 
     def __init__(self, folder, name, settings, time_limit=1800, told_to_stop=None, shared=True):
