@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tools import lessons, links
-from tools.makers import hero, house, mechanisms, pictures, splits
+from tools.makers import hero, house, mechanisms, pictures, splits, step_trace
 from tools.makers.gpu import h100
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -91,5 +91,6 @@ def test_the_same_is_drawn_again(tmp_path):
     mechanisms.draw_ranks(tmp_path / "ranks.svg")
     mechanisms.draw_rename(tmp_path / "rename.svg")
     house.draw(tmp_path / "house.svg")
+    step_trace.draw(tmp_path / "ddp_step.svg")
     for path in tmp_path.iterdir():
         assert path.read_text() == (pictures.FOLDER / path.name).read_text(), "make pictures"

@@ -10,7 +10,7 @@ import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
 from tools import ink, launcher, links, notebooks
-from tools.makers import hero, house, mechanisms, splits
+from tools.makers import hero, house, mechanisms, splits, step_trace
 from tools.makers.bench import rows
 from tools.makers.gpu import h100
 
@@ -92,5 +92,6 @@ if __name__ == "__main__":
     mechanisms.draw_ranks(FOLDER / "ranks.svg")
     mechanisms.draw_rename(FOLDER / "rename.svg")
     house.draw(FOLDER / "house.svg")
+    step_trace.draw(FOLDER / "ddp_step.svg")  # of the stored trace
     kinks()
     ladder()

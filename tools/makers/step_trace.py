@@ -124,7 +124,7 @@ def parts():
 def draw(path):
     found = parts()
     sheet = Sheet(50, 24)
-    left, right, top, height, floor = 8.5, 49.5, 16, 3.6, 5.6
+    left, right, top, height, floor = 8.5, 48.3, 16, 3.6, 5.6
     scale = (right - left) / found["step"][1]
 
     def bar(begin, end, row, colour, text, **line):
@@ -139,16 +139,16 @@ def draw(path):
     bar(*found["backward"], 0, BLUE, "backward")
     bar(*found["gap"], 0, ink.INK, "waits", linestyle=":")
     bar(*found["update"], 0, GREEN, "")
-    sheet.words(right, top + height + 1.4, "update", ha="right")
+    sheet.words(right + 0.5, top + height + 1.4, "update", ha="right")
     pairs = zip(found["handed over"], found["all-reduces"], strict=True)
     for number, (handed, (begin, end, thread)) in enumerate(pairs, start=1):
         row = thread - MAIN
-        is_wide = scale * (end - begin) > 6
+        is_wide = scale * (end - begin) > 5.5
         bar(begin, end, row, ORANGE, f"bucket {number}" if is_wide else str(number))
         sheet.arrow((left + scale * handed, top), (left + scale * begin, top - floor * row + height))
     for time in range(0, int(found["step"][1]) + 1, 100):
         sheet.words(left + scale * time, 2.4, str(time))
-    sheet.words((left + right) / 2, 0.8, "milliseconds from the begin of the step")
+    sheet.words((left + right) / 2, 0.8, "milliseconds since the start of the step")
     sheet.save(path)
 
 
