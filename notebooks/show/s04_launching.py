@@ -3,6 +3,9 @@
 import json
 import re
 import time
+from unittest import mock
+
+import torch
 
 from show.pictures import GREY, PINK, RANKS, arrow, box, canvas, picture
 
@@ -38,14 +41,26 @@ def list_processes(running, folder, count):
     return names, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
-def report(running):
-    """Print torchrun's report, shortened. What the processes themselves wrote comes before it."""
+def all_lines(running):
+    """Wait until a command ends, without showing what it writes. Returns its lines."""
     running.reader.join(120)
     running.end()
-    for line in running.text[running.text.index("Failures:") :].splitlines():
+    return running.text.splitlines()
+
+
+def report(running):
+    """Print torchrun's report, shortened. What the processes themselves wrote comes before it."""
+    lines = all_lines(running)
+    for line in lines[lines.index("Failures:") :]:
         line = re.sub(r"\[\S*/gloo/\S*\] ", "", line)  # a line of PyTorch's own source
         if re.match(r"\S|  (rank|exitcode)|  \w*Error:|.*Signal", line):
             print(line.split(". ")[0].rstrip())
+
+
+def save_as_on_gpu_0(state, path):
+    """Save tensors of the CPU with the tag that tensors on GPU 0 have. No GPU is needed for it."""
+    with mock.patch.object(torch.serialization, "location_tag", lambda storage: "cuda:0"):
+        torch.save(state, path)
 
 
 def draw_launcher():
