@@ -21,6 +21,7 @@ import show
 import workload
 from show import s02_replicas as replicas
 from show import s02a_collectives as collectives
+from show import s03b_overlap as overlap
 from show import s18a_budget as budget
 from show import slow_links
 from tests.helpers.probe_runs import run_probe
@@ -251,6 +252,21 @@ def test_a_slow_link_is_as_slow_as_it_says(tmp_path):
     ddp, local = (rows[0] for rows in measuring.on_two_hosts(tmp_path, "10mbit", runs, (2400, 100)))
     assert 20 * 129_128 < ddp["sent"] < 1.05 * 20 * 129_128 and 19 < ddp["sent"] / local["sent"] < 21
     assert ddp["seconds"] > 0.9 * 8 * ddp["sent"] / 10e6
+
+
+# ---- notebook 03b -------------------------------------------------------------------------------
+
+
+def test_a_full_bucket_travels_while_the_next_one_fills():
+    states = {done: overlap.filling(room=3, layers=6, done=done) for done in range(1, 8)}
+    for done, buckets in states.items():
+        assert sum(inside for inside, _ in buckets) == min(done, 6)
+        for inside, does in buckets:
+            assert (does == "waits") == (inside < 3)
+    assert states[3] == [(3, "sent"), (0, "waits")]
+    assert states[5] == [(3, "on its way"), (2, "waits")]
+    assert states[6][1] == (3, "sent")
+    assert states[7] == [(3, "averaged"), (3, "averaged")]
 
 
 # ---- notebook 18a -------------------------------------------------------------------------------
