@@ -59,12 +59,14 @@ def draw_fit(measured, fitted, seconds_of):
             line = [1e3 * seconds_of(model, size, ranks, **constants) for size in sizes]
             axes.plot(sizes, line, style, color=colours[ranks], label=f"{ranks} processes, {kind}")
             points = [1e3 * time for time in times.values()]
-            axes.plot(list(times), points, marker, color=colours[ranks], label="measured")
+            axes.plot(list(times), points, marker, color=colours[ranks], label=f"{ranks} processes, measured")
         axes.set_xscale("log", base=2)
         axes.set(yscale="log", ylabel="milliseconds", title=model)
         axes.set_xticks([2**12, 2**16, 2**20, 2**24], ["4 KB", "64 KB", "1 MB", "16 MB"])
     grid[-1].set_xlabel("size of the tensor")
-    grid[0].figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    handles, names = grid[0].get_legend_handles_labels()
+    lines_first = [*handles[::2], *handles[1::2]], [*names[::2], *names[1::2]]  # a column for each kind
+    grid[0].figure.legend(*lines_first, loc="outside lower center", ncols=2)
     largest, time = list(measured[4].items())[-1]
     words = (
         f"{model} predicts {1e3 * seconds_of(model, largest, 4, **constants):.1f}"
