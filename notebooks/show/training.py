@@ -1,6 +1,7 @@
 """The job of lessons 01 to 06 in pictures: its images, its curves, and the parts of a step."""
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import PercentFormatter
 
 from show.pictures import RANKS, curves, picture
 
@@ -23,6 +24,7 @@ def draw_curves(runs):
     curves(lower, runs, key="accuracy")
     upper.set(title="mean loss of the training batches", xlabel="")
     lower.set_title("accuracy on the test images")
+    lower.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))  # as the lesson prints it
     lower.get_legend().remove()
     first, *others = runs.values()
     words = (
