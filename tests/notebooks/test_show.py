@@ -21,9 +21,8 @@ import show
 import workload
 from show import s02_replicas as replicas
 from show import s02a_collectives as collectives
-from show import s03b_overlap as overlap
+from show import s03b_buckets, slow_links
 from show import s18a_budget as budget
-from show import slow_links
 from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons, notebooks
 from tools.makers.bench import slow_links as measuring
@@ -258,7 +257,7 @@ def test_a_slow_link_is_as_slow_as_it_says(tmp_path):
 
 
 def test_a_full_bucket_travels_while_the_next_one_fills():
-    states = {done: overlap.filling(room=3, layers=6, done=done) for done in range(1, 8)}
+    states = {done: s03b_buckets.filling(room=3, layers=6, done=done) for done in range(1, 8)}
     for done, buckets in states.items():
         assert sum(inside for inside, _ in buckets) == min(done, 6)
         for inside, does in buckets:
