@@ -102,7 +102,7 @@ def bound(found: Plan) -> str:
 
 HEAD = ("data", "tensor", "pipeline", "context", "expert", "texts", "again", "ZeRO", "GB each", "a step")
 HEAD += ("of peak", "time", "dollars", "  bound by")
-FORM = "{:>7}{:>7}{:>9}{:>8}{:>7}{:>6}  {:10}{:>7}{:>8}{:>10}{:>8}{:>12}{:>13}{}"
+FORM = "{:>7}{:>7}{:>9}{:>8}{:>7}{:>6}  {:10}{:>7}{:>8} {:>9}{:>8} {:>11} {:>12}{}"
 
 
 def cells(found: Plan) -> list[str]:
