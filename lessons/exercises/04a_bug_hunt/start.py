@@ -125,8 +125,13 @@ def main():
                     break  # the others would wait for it for ever
                 time.sleep(0.05)
         except KeyboardInterrupt:
-            for process in processes:
-                if process.is_alive():
+            # In a terminal, the processes get Ctrl-C, too. A second one, while a process writes its stack,
+            # would mix two stacks.
+            time.sleep(1)
+            for rank, process in enumerate(processes):
+                stack = Path(folder, str(rank))
+                has_heard = stack.exists() and stack.stat().st_size > 0
+                if process.is_alive() and not has_heard:
                     os.kill(process.pid, signal.SIGINT)
             for rank, process in enumerate(processes):
                 stack = Path(folder, str(rank))

@@ -290,8 +290,11 @@ export function live(draw) {
     place.dataset.inputs = "";
     clearTimeout(late);
     const wrong = all.querySelector("input:invalid");
-    if (wrong) words.textContent = `${wrong.closest("label").firstChild.textContent}: type a number, such as ${wrong.list.options[1].value}.`;
-    if (wrong) return;
+    if (wrong) {
+      python.forget(); // or an answer that is still on its way would take the place of this line
+      words.textContent = `${wrong.closest("label").firstChild.textContent}: type a number, such as ${wrong.list.options[1].value}.`;
+      return;
+    }
     const question = JSON.stringify(inputs());
     const example = DATA.presets.find((preset) => JSON.stringify(preset.inputs) === question);
     if (example) {
