@@ -272,7 +272,7 @@ def measure(kind, name, words, environment, limit=LIMIT):
         lines = [text for text in str(error).splitlines() if text.strip()]
         raised = [text for text in lines if "rror: " in text and "ChildFailed" not in text]
         row["failed"] = (raised or lines)[-1][:300]
-    return row | {"took": round(time.monotonic() - began, 1)}
+    return row | {"took": round(time.monotonic() - began, 3)}
 
 
 def main():
