@@ -546,6 +546,11 @@ def test_what_the_contents_page_says_about_being_bound_by_communication():
     )
     (said,) = re.findall(r"machines of eight .* ([\d,]+) tokens", section)
     assert float(said.replace(",", "")) == pytest.approx(eighth, rel=1e-3)
+    parts = [peaks["H100"] / links["NVLink"] * 7 / 8, peaks["H100"] / links["400 Gbit/s"] / 8]
+    assert sum(parts) == pytest.approx(eighth, rel=1e-3)
+    inside, between = re.findall(r"([\d,]+) over NVLink plus ([\d,]+) between machines", section)[0]
+    assert [inside, between] == [f"{part:,.0f}" for part in parts]
+    assert f"between {between} and {said}" in section
     rows = re.findall(
         r"^\| (tensor|experts), `n` = (\d), `h` = ([\d,]+) .* (\d+)% \| (\d+)% \| (\d+)% \|", section, re.M
     )

@@ -285,7 +285,7 @@ def test_a_job_that_fails_does_not_come_back(submit, way, arguments, error):
 @pytest.mark.long
 def test_the_scripts_on_the_page(cluster, tmp_path):
     """The first job, with the lines that copy data to each node, and the array; smaller, and without GPUs."""
-    first, rates = re.findall(r"```sh\n(#!.*?)```", PAGE, re.S)
+    first, _, rates = re.findall(r"```sh\n(#!.*?)```", PAGE, re.S)
     (copies,) = re.findall(r"```sh\n(export ARCHIVE=.*?)```", PAGE, re.S)
     (tmp_path / "lessons").symlink_to(launcher.ROOT / "lessons")
     (tmp_path / ".venv").symlink_to(sys.prefix)
@@ -311,3 +311,50 @@ def test_the_scripts_on_the_page(cluster, tmp_path):
     assert len(list(tmp_path.glob("rates-*-[0-3].log"))) == 4
     found = [json.loads(path.read_text())["loss"] for path in tmp_path.glob("out/rates/*/*.jsonl")]
     assert len(set(found)) == 4
+
+
+ANY_SCRIPT = """
+import os, sys
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group("gloo")
+    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], *sys.argv[1:], flush=True)
+    if os.environ["RANK"] == "3" and "--fail" in sys.argv:
+        raise ValueError("rank 3 does not feel well")
+    dist.barrier()
+    dist.destroy_process_group()
+
+main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_script_for_any_script_keeps_a_file_for_each_rank(cluster, tmp_path, fails):
+    """Two nodes and two processes on each, with the page's own lines; the GPUs only pretend."""
+    _, any_script, _ = re.findall(r"```sh\n(#!.*?)```", PAGE, re.S)
+    (look,) = re.findall(r"```sh\n(cat .*?)```", PAGE, re.S)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "any.sbatch").write_text(any_script)
+    (tmp_path / "train.py").write_text(ANY_SCRIPT)
+    words = ["sbatch", "--parsable", "--cpus-per-task=2", f"--chdir={tmp_path}", "any.sbatch", "train.py"]
+    words += ["--fail"] if fails else ["--well"]
+    number = cluster.call(*words, cwd=tmp_path).strip()
+    queue = ("squeue", "--noheader", "--jobs", number)
+    slurm.wait_until(lambda: not cluster.call(*queue, check=False), 400, cluster.logs, every=1)
+    printed = [path.read_text() for path in tmp_path.glob(f"logs/{number}_*/attempt_0/[01]/stdout.log")]
+    assert sorted(printed) == [f"rank {rank} of 4 {words[-1]}\n" for rank in range(4)]
+    log = (tmp_path / f"any.sbatch-{number}.log").read_text()
+    assert sorted(re.findall(r"\[default0\]:rank (\d)", log)) == ["0", "2"]
+    errors = list(tmp_path.glob("logs/*/*/*/error.json"))
+    if fails:
+        oldest = subprocess.run(
+            ["bash", "-c", look.replace("NUMBER", number)], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert json.loads(oldest.stdout)["message"]["message"] == "ValueError: rank 3 does not feel well"
+        assert len(errors) > 1
+    else:
+        assert not errors
