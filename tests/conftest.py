@@ -57,9 +57,11 @@ def pytest_xdist_auto_num_workers(config):
 
 def pytest_ignore_collect(collection_path, config):
     """The exercises are a student's: they are only checked by whoever names their folder."""
-    named = [(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args]
-    is_named = any(EXERCISES in (path, *path.parents) for path in named)
-    return True if collection_path == EXERCISES and not is_named else None
+    for word in config.args:
+        named = (config.invocation_params.dir / word.partition("::")[0]).resolve()
+        if EXERCISES in (named, *named.parents):
+            return None
+    return True if collection_path == EXERCISES else None
 
 
 def skips(config):
@@ -75,17 +77,25 @@ def skips(config):
 def keep_one_tier(items, is_whole):
     """Leave each test one mark of `quick`, `long` and `night`, so that `-m "not night"` chooses by case, too.
     A mark may name cases of a parametrized test; one without names takes the rest."""
-    cases, named = {}, {}
+    cases = {}  # of each test
+    named = {}  # those that its marks name
     for item in items:
+        test = item.nodeid.partition("[")[0]
         case = item.callspec.id if hasattr(item, "callspec") else None
-        marks = [mark for mark in item.iter_markers() if mark.name in TIERS]
-        tiers = [mark.name for mark in marks if case in mark.args]
-        tiers = tiers or [mark.name for mark in marks if not mark.args] or ["quick"]
+        cases.setdefault(test, set()).add(case)
+
+        with_case = []
+        without_names = []
+        for mark in item.iter_markers():
+            if mark.name in TIERS:
+                named.setdefault(test, set()).update(mark.args)
+                if case in mark.args:
+                    with_case.append(mark.name)
+                elif not mark.args:
+                    without_names.append(mark.name)
+        tiers = with_case or without_names or ["quick"]
         item.own_markers = [mark for mark in item.own_markers if mark.name not in TIERS]
         item.add_marker(min(tiers, key=TIERS.index))
-        test = item.nodeid.partition("[")[0]
-        cases.setdefault(test, set()).add(case)
-        named.setdefault(test, set()).update(name for mark in marks for name in mark.args)
     for test, names in named.items():
         # A name that fits no case would leave out more than is meant. (Who asks for cases gets these alone.)
         if is_whole and names - cases[test]:
@@ -97,7 +107,8 @@ def pytest_collection_modifyitems(config, items):
     keep_one_tier(items, is_whole=not any("::" in word for word in config.args))
     if config.getoption("--not-again"):
         passed = set(config.cache.get(PASSED, []))
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        left_out = [item for item in items if item.nodeid in passed]
+        config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.nodeid not in passed]
     # These wait most of their time: begun last, they would end long after all others.
     waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_jupyterlab")

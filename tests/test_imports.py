@@ -25,19 +25,26 @@ def code_of(name):
     """The tree of a script, or of a notebook's cells."""
     text = (ROOT / name).read_text()
     if name.endswith(".ipynb"):
-        cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-        lines = [line for cell in cells if not cell[0].startswith("%%") for line in [*cell, "\n"]]
-        text = "".join(line for line in lines if not line.startswith(("%", "!")))
+        text = "".join(python_lines(json.loads(text)["cells"]))
     return ast.parse(text)
+
+
+def python_lines(cells):
+    """The lines of a notebook that are Python, and no commands of IPython or of a shell."""
+    for cell in cells:
+        if cell["cell_type"] == "code" and not cell["source"][0].startswith("%%"):
+            for line in cell["source"]:
+                if not line.startswith(("%", "!")):
+                    yield line
+            yield "\n"
 
 
 def imported(nodes):
     """All modules that these statements import, with the names that they take out of a module."""
     for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                yield alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
 
 
 def place_of(module, file):
@@ -103,9 +110,10 @@ def test_arrows_run_from_tests_to_tools_to_lessons():
             is_up = place.startswith("tools/makers/") and not file.startswith(("tools/makers/", "tests/"))
             if is_up or not is_allowed:
                 found.add((file, place))
-        words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-        paths = {word for word in words if isinstance(word, str) and re.fullmatch(r"tests/\S+\.py", word)}
-        found |= {(file, path) for path in paths if not file.startswith("tests/")}
+        for node in ast.walk(tree):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if is_text and re.fullmatch(r"tests/\S+\.py", node.value) and not file.startswith("tests/"):
+                found.add((file, node.value))
     assert found == EXCEPTIONS
 
 

@@ -27,16 +27,18 @@ def root_of(node):
 
 def tricks(text):
     """Where a file declares a name global, or assigns to another module."""
-    nodes, imported = [*ast.walk(ast.parse(text))], set()
+    nodes = list(ast.walk(ast.parse(text)))
+    imported = set()
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            imported |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-    return [
-        f"line {node.lineno}: {ast.unparse(node)}"
-        for node in nodes
-        if isinstance(node, ast.Global)
-        or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and root_of(node) in imported)
-    ]
+            for alias in node.names:
+                imported.add(alias.asname or alias.name.split(".")[0])
+    found = []
+    for node in nodes:
+        is_assigned = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node, ast.Global) or (is_assigned and root_of(node) in imported):
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -49,10 +51,9 @@ def test_few_lines_are_long(name):
 
 @pytest.mark.parametrize("stem", lessons.STEMS[1:])
 def test_a_lesson_adds_little_to_the_one_it_grew_from(stem):
-    paths = lessons.get(lessons.get(stem).grown_from).path, lessons.get(stem).path
-    count = sum(
-        line.startswith("+ ") for line in difflib.ndiff(*(path.read_text().splitlines() for path in paths))
-    )
+    before = lessons.get(lessons.get(stem).grown_from).path.read_text().splitlines()
+    after = lessons.get(stem).path.read_text().splitlines()
+    count = sum(line.startswith("+ ") for line in difflib.ndiff(before, after))
     # Those of the staircase (03 to 06b, 08) are to be written from memory.
     assert count <= lessons.get(stem).new, f"{count} new lines, docstring included"
 

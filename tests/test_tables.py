@@ -39,18 +39,24 @@ def a_record(student, score_of=nothing, about="", of=("03",), untouched=()):
     of a file that it could not read."""
     exercises = {}
     for identity in of:
-        found, points = [], {one["id"]: score_of(one) for one in exercise(identity)["check"]}
+        found = []
+        points = {one["id"]: score_of(one) for one in exercise(identity)["check"]}
         for entry in exercise(identity)["check"]:
             result = Result(entry["id"], entry["title"], entry["points"], hints=entry["hints"])
-            result.status, result.came, result.score = "failed", "a wrong number", points[entry["id"]]
+            result.status = "failed"
+            result.came = "a wrong number"
+            result.score = points[entry["id"]]
             lacking = [need for need in entry.get("needs", []) if not points[need]]
             if result.score:
-                result.status, result.came = "passed", ""
+                result.status = "passed"
+                result.came = ""
             elif about:
                 result.about_file = not found
-                result.status, result.came = "not reached" if found else "failed", about
+                result.status = "not reached" if found else "failed"
+                result.came = about
             elif lacking:
-                result.status, result.came = "not reached", f"{lacking[0]} must pass first"
+                result.status = "not reached"
+                result.came = f"{lacking[0]} must pass first"
             found.append(result.as_dict())
         exercises[identity] = found
     facts = {"student": student, "seed": "s", "containment": "level 3", "seconds": 1, "infrastructure": False}
@@ -108,7 +114,10 @@ def test_the_item_analysis_knows_who_tried_a_check(tmp_path):
     records.append(a_record("typo", about="it has a syntax error in line 3"))
     written(records, [], tmp_path)
     rows = re.findall(r"<tr>(<td>03\..*?)</tr>", (tmp_path / "items.html").read_text())
-    found = {cells[0]: cells for cells in (re.findall(r"<td.*?>(.*?)</td>", row) for row in rows)}
+    found = {}
+    for row in rows:
+        cells = re.findall(r"<td.*?>(.*?)</td>", row)
+        found[cells[0]] = cells
     # Passed, failed, not reached, not tried. Of a file with a syntax error, the first check has failed.
     assert found["03.1a"][2:6] == ["3", "4", "0", "2"] and found["03.2a"][2:6] == ["7", "0", "1", "1"]
     assert found["03.1a"][-1] == "3 times, for example: a wrong number"

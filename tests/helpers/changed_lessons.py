@@ -4,8 +4,6 @@ import shutil
 
 from tools.lessons import ROOT
 
-LESSONS = ROOT / "lessons"
-
 
 def copy_lessons(folder):
     """The scripts and what they import, for a test that changes a line of them."""
@@ -18,7 +16,8 @@ def lesson_with_a_bug(folder, stem, where, bug):
     """A copy of a lesson that does this before a step of epoch 2, on the ranks for which `where` holds."""
     copy_lessons(folder)
     script = folder / f"{stem}.py"
-    lesson, loss = script.read_text(), "            loss = cross_entropy(model(images), labels)\n"
+    lesson = script.read_text()
+    loss = "            loss = cross_entropy(model(images), labels)\n"
     assert lesson.count(loss) == 1
     script.write_text(lesson.replace(loss, f"            if epoch == 2 and {where}: {bug}\n{loss}"))
     return script

@@ -13,13 +13,12 @@ def refusal(result):
     for node in nodes:  # each says it, since the reason may be its own disk or its own GPUs
         assert len(re.findall(rf"^{re.escape(node)}error: ", result.stderr, re.M)) == 1, result.stderr
     lines = [re.sub(r"^node \d \| ", "", line) for line in result.stderr.splitlines()]
-    errors = sorted({line for line in lines if line.startswith("error: ")})
+    errors = {line for line in lines if line.startswith("error: ")}
     assert len(errors) == 1, result.stderr
     # Beside it stands only what torchrun says of processes that ended. A script says nothing else.
-    torchrun = any("torch/distributed/" in line for line in lines)
-    assert torchrun or len(lines) == 1, result.stderr
+    assert "torch/distributed/" in result.stderr or len(lines) == 1, result.stderr
     assert not re.search(r'File ".*/lessons/', result.stderr), "a stack trace through the lesson"
-    return errors[0]
+    return errors.pop()
 
 
 def is_like(said, expected):
@@ -30,8 +29,7 @@ def is_like(said, expected):
 
 
 def check_what_it_printed(stdout, curve):
-    lines = [re.sub(r"^node \d \| ", "", line) for line in stdout.splitlines()]
-    lines = [line for line in lines if line.startswith("epoch")]
+    lines = re.findall(r"(?m)^(?:node \d \| )?(epoch.*)", stdout)
     for line, row in zip(lines, curve, strict=True):
         assert list(row) == ["epoch", "loss", "accuracy", "images_per_second", "world_size"]
         assert len(str(row["loss"])) > 8, "not in full precision"
@@ -39,6 +37,11 @@ def check_what_it_printed(stdout, curve):
             f"epoch {row['epoch']:2} | loss {row['loss']:.4f} | accuracy {100 * row['accuracy']:4.1f}% "
             f"| {row['images_per_second']:,.0f} images/s"
         )
+
+
+def column(rows, name):
+    """What stands in one column of a curve or another table, from top to bottom."""
+    return [row[name] for row in rows]
 
 
 def check_curve(out, stem, expected, processes=None, limits=launcher.THE_SAME):

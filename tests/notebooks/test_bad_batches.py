@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.helpers.lines import column
 from tools import notebooks
 
 
@@ -16,30 +17,43 @@ def notebook():
 @pytest.fixture(scope="module")
 def printed(notebook):
     """What the cells print."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return "\n".join(output["text"] for output in outputs if output["output_type"] == "stream")
+    texts = []
+    for output in outputs_of(notebook):
+        if output["output_type"] == "stream":
+            texts.append(output["text"])
+    return "\n".join(texts)
+
+
+def outputs_of(notebook):
+    for cell in notebook.cells:
+        yield from cell.get("outputs", [])
 
 
 @pytest.fixture(scope="module")
 def tables(notebook):
     """The rows of the tables that the notebook shows, as dicts, by their first two column heads."""
     found = {}
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            text = output.get("data", {}).get("text/markdown", "")
-            if text.startswith("| "):
-                head, _, *rows = [
-                    line.strip("| ").split(" | ") for line in text.replace("|  |", "| - |").splitlines()
-                ]
-                more = [dict(zip(head, row, strict=True)) for row in rows]
-                old = found.setdefault((head[0], head[1]), [])
-                old += [row for row in more if row not in old]  # one table is shown in two parts
+    for output in outputs_of(notebook):
+        text = output.get("data", {}).get("text/markdown", "")
+        if not text.startswith("| "):
+            continue
+        lines = text.replace("|  |", "| - |").splitlines()
+        head = cells_of(lines[0])
+        rows = found.setdefault((head[0], head[1]), [])
+        for line in lines[2:]:
+            row = dict(zip(head, cells_of(line), strict=True))
+            if row not in rows:  # one table is shown in two parts
+                rows.append(row)
     return found
+
+
+def cells_of(line):
+    return line.strip("| ").split(" | ")
 
 
 def test_all_ranks_have_the_same_norm_and_the_own_norms_name_the_rank(tables):
     rows = tables["damage", "step"]
-    assert [row["step"] for row in rows] == ["109", "110", "111", "110", "111", "110", "111"]
+    assert column(rows, "step") == ["109", "110", "111", "110", "111", "110", "111"]
     assert all(row["norm 0"] == row["norm 1"] for row in rows)
     calm, *bad = rows[0], *rows[1::2]
     for row in bad[:2]:
@@ -67,7 +81,7 @@ def test_the_norm_shows_zeros_most_clearly_and_the_loss_shows_random_tokens(tabl
 def test_the_more_ranks_there_are_the_less_the_guard_sees(tables):
     """With 64, the zeros are no more than the guard's limit, but more than the usual norm."""
     two, eight, many = tables["ranks", "usual norm"]
-    assert [row["ranks"] for row in (two, eight, many)] == ["2", "8", "64"]
+    assert column((two, eight, many), "ranks") == ["2", "8", "64"]
     for few, more in ((two, eight), (eight, many)):
         assert float(few["usual norm"]) > float(more["usual norm"])
     for row in (two, eight):
@@ -78,8 +92,9 @@ def test_the_more_ranks_there_are_the_less_the_guard_sees(tables):
 
 def test_one_bad_batch_does_harm_and_clipping_makes_it_less(tables):
     rows = tables["step 110", "clipped"]
-    names = [(row["step 110"], row["clipped"]) for row in rows]
-    losses = dict(zip(names, [float(row["held-out loss"]) for row in rows], strict=True))
+    losses = {}
+    for row in rows:
+        losses[row["step 110"], row["clipped"]] = float(row["held-out loss"])
     for kind in ("random tokens", "zeros"):
         assert losses["no damage", "yes"] < losses[kind, "yes"] < losses[kind, "no"]
 
@@ -87,8 +102,8 @@ def test_one_bad_batch_does_harm_and_clipping_makes_it_less(tables):
 def test_step_61_has_one_strange_window_and_step_88_two(tables):
     rows = tables["step, window", "norm"]
     strange, others = rows[:3], rows[3:]
-    assert [row["step, window"] for row in strange] == ["61, rank 1", "88, rank 1", "88, rank 0"]
-    assert [row["step, window"] for row in others] == ["61, 7 others", "88, 6 others"]
+    assert column(strange, "step, window") == ["61, rank 1", "88, rank 1", "88, rank 0"]
+    assert column(others, "step, window") == ["61, 7 others", "88, 6 others"]
     for row in strange[1:]:  # the positions are alike, and nothing cancels
         assert float(row["norm"]) > 0.75 * float(row["positions: mean"])
     for row in others:
@@ -140,7 +155,7 @@ def test_the_mistakes_end_a_little_lower_in_every_order(tables):
 
 
 def test_only_with_its_own_loss_a_rank_skips_alone_and_drifts_away(tables):
-    rows = [tuple(row[name] for name in ("guard", "taken")) for row in tables["guard", "rank"]]
+    rows = [(row["guard"], row["taken"]) for row in tables["guard", "rank"]]
     assert rows == [("norm", "True"), ("norm", "True"), ("own loss", "True"), ("own loss", "False")]
     far = [float(row["difference"]) for row in tables["guard", "rank"]]
     assert far[:3] == [0, 0, 0] and far[3] > 0.001

@@ -18,16 +18,21 @@ def test_each_word_is_explained_in_a_sentence_and_says_where_there_is_more():
     page = words.PAGE.read_text()
     sections = page.partition("\n---\n")[0].split("\n## ")[1:]
     assert len(sections) == len(WORDS) > 80
+    names = []
     for section in sections:
-        word, text, last = (part.strip() for part in section.strip().split("\n\n"))
-        assert len(text.split()) > 4 and text.endswith("."), word
-        assert re.match(r"Explained in (lesson|notebook) \[\w+\]\(\S+\)", last), word
-    names = [section.partition("\n")[0] for section in sections]
+        word, text, last = section.strip().split("\n\n")
+        text = text.strip()
+        assert len(text.split()) > 4, word
+        assert text.endswith("."), word
+        assert re.match(r"Explained in (lesson|notebook) \[\w+\]\(\S+\)", last.strip()), word
+        names.append(section.partition("\n")[0])
     assert names == sorted(names, key=str.lower)
     numbers = {words.number(row) for row in lessons.NOTEBOOKS}
+    forms = []
     for word in WORDS:
-        assert word.first_in and set(word.first_in) <= numbers, word.name
-    forms = [form.lower() for word in WORDS for form in word.forms]
+        assert word.first_in, word.name
+        assert set(word.first_in) <= numbers, word.name
+        forms += [form.lower() for form in word.forms]
     assert len(forms) == len(set(forms))
 
 
