@@ -740,7 +740,6 @@ def test_the_solution_gets_all_points_and_the_starter_none(exercise, capfd):
             assert is_right, line
 
 
-@pytest.mark.long("01")
 @pytest.mark.night
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_no_check_refuses_a_right_answer_with_any_of_20_seeds(exercise):

@@ -81,15 +81,26 @@ def look_again(lesson, clone):
     assert says_what_to_do == lesson.keeps_snapshot, f"{lesson.stem}\n{found}"
 
 
-@pytest.mark.long
-def test_the_first_commands_of_all_pages_in_their_order_twice(clone):
+WITH_SNAPSHOTS = [lesson for lesson in lessons.LESSONS if lesson.keeps_snapshot and lesson.number < "07"]
+
+
+@pytest.mark.long("05 to 06b")
+@pytest.mark.night
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(WITH_SNAPSHOTS, id="05 to 06b"),
+        pytest.param(lessons.LESSONS, id="all"),
+    ],
+)
+def test_the_first_commands_of_pages_in_their_order_twice(clone, chosen):
     make_run(clone)
     assert not list(clone.glob("out/*.*")), "make run writes where commands of pages look"
 
     killed = type_it(readme_kill(), clone)
     assert "failed (exitcode: -9)" in killed and "resumed after epoch 2" in killed
 
-    there = [lesson for lesson in lessons.LESSONS if not lesson.is_missing()]
+    there = [lesson for lesson in chosen if not lesson.is_missing()]
     for lesson in there:
         first = type_it(first_command(lesson), clone)
         assert "nothing is left to train" not in first, lesson.stem

@@ -202,7 +202,7 @@ def true_launch(script, tmp_path):
     return words, environment
 
 
-@pytest.mark.long("accelerate_ddp", "deepspeed_ddp")
+@pytest.mark.long("accelerate_ddp")
 @pytest.mark.night
 @needs_them
 @pytest.mark.parametrize("script", FORKED)  # Ray: see below
@@ -234,7 +234,6 @@ def on_gpus(start, script, tmp_path, gpus, folder="run", **environment):
     return run.finish(400)
 
 
-@pytest.mark.long("accelerate_ddp")
 @pytest.mark.night
 @pytest.mark.parametrize(
     "script",
@@ -308,7 +307,7 @@ def test_a_start_without_launcher_is_refused(fork, script):
     assert re.fullmatch(rf"error: this lesson is started by.* {command} .*{script}\.py\n", result.stderr)
 
 
-@pytest.mark.long("accelerate_ddp", "ray_ddp")
+@pytest.mark.long("accelerate_ddp")
 @pytest.mark.night
 @pytest.mark.parametrize("script", WITH_RAY)
 def test_bad_input_is_refused_in_one_line(fork, script):

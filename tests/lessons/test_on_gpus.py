@@ -115,7 +115,7 @@ def cases():
 
 
 @pytest.mark.quick("02-2", "04-2", "09-1", "10-2")
-@pytest.mark.long("03-2", "05-1", "06b-2", "07-2", "09-4", "11-2", "12-2", "13-2", "15-2", "16-2")
+@pytest.mark.long("03-2", "05-1", "06b-2", "07-2", "09-4", "11-2", "13-2")
 @pytest.mark.night
 @pytest.mark.parametrize(("lesson", "gpus", "processes"), cases())
 def test_a_lesson_has_the_cpus_curve(on_gpus, compare, lesson, gpus, processes):
@@ -131,7 +131,7 @@ def test_a_lesson_has_the_cpus_curve(on_gpus, compare, lesson, gpus, processes):
             assert weights[0] == weights[1]
 
 
-@pytest.mark.long("06b --snapshot-every 3", "09 --offload", "10 --schedule interleaved", "16 --capacity 1")
+@pytest.mark.long("06b --snapshot-every 3", "16 --capacity 1")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("stem", "options"),
@@ -346,7 +346,7 @@ WAITS = {"13_gpt": 3, "16_experts": 2, "18_language_model": 1}
 
 @needs_pretended
 @pytest.mark.quick("04")
-@pytest.mark.long("09", "11", "15", "16")
+@pytest.mark.long("09", "15")
 @pytest.mark.night
 @pytest.mark.parametrize(
     "lesson",

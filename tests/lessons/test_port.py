@@ -111,7 +111,8 @@ def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(forked, tmp_path, 
     assert forked(words, environment, folder="killed").code == 0, "nothing is left to do"
 
 
-@pytest.mark.long
+@pytest.mark.long("after")
+@pytest.mark.night
 @BOTH
 def test_two_launchers_end_with_the_bytes_of_one(start, name):
     """Each by the command that a reader types, and no process leaves a thread behind: see conftest.py."""
@@ -142,7 +143,8 @@ def workers_import(request, tmp_path, monkeypatch):
     return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 
-@pytest.mark.long
+@pytest.mark.long("spawn-after")
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["before", "after"])
 def test_workers_that_import_the_script_again_do_no_harm(start, workers_import, name):
     words, environment = command(FOLDER / f"{name}.py", 2, "--epochs", 1, "--workers", 1)

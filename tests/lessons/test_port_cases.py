@@ -41,7 +41,7 @@ def judged(folder, script, *options, changes=()):
 
 
 @pytest.mark.quick("gan")
-@pytest.mark.long("deep", "words")
+@pytest.mark.long("words")
 @pytest.mark.night
 @pytest.mark.parametrize("script", RIGHT)
 def test_a_right_port_is_not_accused(tmp_path, script):
@@ -51,7 +51,7 @@ def test_a_right_port_is_not_accused(tmp_path, script):
 
 
 @pytest.mark.quick("the test loss of one rank", "an exception", "the same random numbers")
-@pytest.mark.long("plain batch norm in a GAN", "a lost shuffle", "eval without train", "all ranks log")
+@pytest.mark.long("a lost shuffle", "all ranks log")
 @pytest.mark.night
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_version_is_wrong_for_its_reason(tmp_path, name):

@@ -68,7 +68,7 @@ def check(command):
 
 
 @pytest.mark.quick("no DDP")
-@pytest.mark.long("a barrier for one rank", "no optimizer in the checkpoint", "an exception on one rank")
+@pytest.mark.long("a barrier for one rank", "an exception on one rank")
 @pytest.mark.night
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_port_is_named(check, name):
@@ -93,7 +93,7 @@ def test_a_right_port_keeps_all_promises(check, tmp_path):
     assert code == 0 and verdicts == ["ok"] * 9, text
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_loop_that_draws_its_batches_keeps_all_promises_that_can_be_compared(check):
     """The original draws other batches."""
     arguments = ["--iterations", "8"]

@@ -48,7 +48,7 @@ def test_without_a_gpu_it_says_in_one_line_what_to_do(tmp_path, module):
 
 
 @needs_simulated
-@pytest.mark.long
+@pytest.mark.night
 def test_what_is_new_comes_first_and_each_test_has_a_row(tmp_path):
     """On simulated GPUs; with the plain list of pytest, no test would be known the second time."""
 

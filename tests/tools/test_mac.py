@@ -138,7 +138,7 @@ def words_below(pid):
 
 
 @in_the_surroundings
-@pytest.mark.long
+@pytest.mark.night
 def test_chaos():
     """By true launches, since a process that has imported torch must not fork there."""
     result = call(sys.executable, "-m", "tools.makers.chaos", 2, limit=400)
