@@ -19,9 +19,9 @@ from planner import formulas, plans, report, search
 from tests.tools.test_site import every, one, opened, small_site
 from tools.lessons import ROOT
 from tools.makers.site import controls, gpus, live, models
-from tools.makers.site.widgets import memory, planner, ring, schedules, sharding
+from tools.makers.site.widgets import memory, planner, planner_search, ring, schedules
 
-LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
+LIVE = {"memory": memory, "planner": planner, "planner_search": planner_search, "schedules": schedules}
 
 
 def inputs_of(widget, **changes):
@@ -148,7 +148,7 @@ def test_what_cannot_run_is_said_as_the_planner_says_it():
     )
     assert not found["shares"] and len(found["curve"]) == 14
     assert "takes 8 GPUs" in answer(memory, gpus=1, tensor_parallel=8)["said"]
-    found = answer(sharding, gpus=64)
+    found = answer(planner_search, gpus=64)
     assert found["said"].startswith("No way to shard 405.9 billion parameters over 64 GPUs fits")
     assert found["tables"] == found["ways"] == []
 
@@ -228,16 +228,16 @@ def test_examples_are_what_the_controls_can_be_set_to():
 def test_the_best_ways_are_those_that_the_command_above_them_prints():
     drawn = random.Random(1)
     chosen = [
-        {control["name"]: drawn.choice(control["values"])[0] for control in sharding.CONTROLS}
+        {control["name"]: drawn.choice(control["values"])[0] for control in planner_search.CONTROLS}
         for _ in range(20)
     ]
-    answers = [found for found in (answer(sharding, **inputs) for inputs in chosen) if found["tables"]]
+    answers = [found for found in (answer(planner_search, **inputs) for inputs in chosen) if found["tables"]]
     assert len(answers) >= 10
     for found in answers:
         [shown] = found["tables"]
         words = command_of(shown)
         best = json.loads(printed(f"{words} --json"))
-        assert best == as_json(search.search(sharding.job_of(found["inputs"])))
+        assert best == as_json(search.search(planner_search.job_of(found["inputs"])))
         _, _, _, *rows = printed(words).splitlines()
         assert [" ".join(cells) for cells in shown["rows"]] == [" ".join(line.split()) for line in rows]
         longest = sum(best[-1]["step_seconds"].values())
@@ -250,9 +250,12 @@ def test_the_best_ways_are_those_that_the_command_above_them_prints():
 
 def test_the_fastest_way_changes_as_the_page_of_the_search_says():
     def fastest(name, values):
-        return [search.search(sharding.job_of(inputs_of(sharding, **{name: one})))[0] for one in values]
+        return [
+            search.search(planner_search.job_of(inputs_of(planner_search, **{name: one})))[0]
+            for one in values
+        ]
 
-    control = {one["name"]: [value for value, _ in one["values"]] for one in sharding.CONTROLS}
+    control = {one["name"]: [value for value, _ in one["values"]] for one in planner_search.CONTROLS}
     slower = fastest("bandwidth_network", control["bandwidth_network"][::-1])
     assert [one["data_parallel"] for one in slower] == [2048, 128, 32, 32, 32]
     assert [one["job"]["pipeline"] for one in slower] == [1, 8, 16, 16, 32]
@@ -353,7 +356,7 @@ DRAWN = {
         "held": [(one["share"],) for one in found["held"]],
         "words": [one["words"] for one in found["held"]],
     },
-    "sharding": lambda found: {
+    "planner_search": lambda found: {
         "part": bars(way["parts"] for way in found["ways"]),
         "words": [f"{at}. {way['name']}: {way['words']}" for at, way in enumerate(found["ways"], 1)],
     },

@@ -29,11 +29,17 @@ WIDGETS = tuple(sorted(path.stem for path in (HERE / "widgets").glob("*.py")))
 
 def pages_of_the_site() -> tuple[PurePosixPath, ...]:
     """The pages of the repository that are pages of the site."""
-    found = [*ROOT.glob("*.md"), *(row.path for row in lessons.NOTEBOOKS)]
+    found = list(ROOT.glob("*.md"))
     for name in ("lessons", "notebooks", "solutions", "tools", "tests"):
         found += (ROOT / name).rglob("*.md")
-    names = sorted(path.relative_to(ROOT).as_posix() for path in found)
-    return tuple(PurePosixPath(name) for name in names if "/." not in name)
+    for row in lessons.NOTEBOOKS:
+        found.append(row.path)
+
+    pages = []
+    for name in sorted(path.relative_to(ROOT).as_posix() for path in found):
+        if "/." not in name:
+            pages.append(PurePosixPath(name))
+    return tuple(pages)
 
 
 def address() -> str:
@@ -45,9 +51,27 @@ def prepare(folder: Path, chosen: list[str]):
     """Write the sources of all pages, or of some."""
     pages = tuple(map(PurePosixPath, chosen)) or pages_of_the_site()
     book = sources.Book(folder, pages, address(), is_whole=not chosen)
-    book.widgets = {name: importlib.import_module(f"tools.makers.site.widgets.{name}") for name in WIDGETS}
+    for name in WIDGETS:
+        book.widgets[name] = importlib.import_module(f"tools.makers.site.widgets.{name}")
+    write_pages(book)
+    book.write(sources.HOME, home.home(book))
+    book.write("syllabus.md", home.rendered(book, "syllabus"))
+    for name in book.widgets:
+        book.write(f"widgets/{name}.md", home.widget(book, name))
+    write_linked(book)
+
+    for name in ("conf.py", "scorer.js", "static/site.css", "static/site.js", "static/favicon.svg"):
+        book.write(name, (HERE / "theme" / PurePosixPath(name).name).read_text())
+    for path in (ROOT / "lessons/pictures").iterdir():
+        book.write(path.relative_to(ROOT), path.read_bytes())
+    for name in home.PICTURES:  # the builder does not look for pictures in HTML
+        book.write(f"static/{name}", (ROOT / "lessons/pictures" / name).read_bytes())
+
+
+def write_pages(book: sources.Book):
+    """Write the pages of the repository."""
     below = {home.page_of(lesson): home.below(book, lesson) for lesson in lessons.LESSONS}
-    for page in pages:
+    for page in book.pages:
         if page.suffix == ".ipynb":
             text = sources.notebook(book, page)
         else:
@@ -55,25 +79,19 @@ def prepare(folder: Path, chosen: list[str]):
         if not home.is_in_navigation(page):
             text = f"---\norphan: true\n---\n\n{text}"
         book.write(page.with_suffix(".md"), text)
-    book.write(sources.HOME, home.home(book))
-    book.write("syllabus.md", home.rendered(book, "syllabus"))
-    for name in book.widgets:
-        book.write(f"widgets/{name}.md", home.widget(book, name))
+
+
+def write_linked(book: sources.Book):
+    """Write the files and folders that some page links. The page of a folder links others in turn."""
     done = set()
     while left := sorted(book.linked - done):
-        done |= set(left)
+        done.update(left)
         for path in left:
             if (ROOT / path).is_dir():
                 book.write(path / "index.md", sources.folder(book, path))
-            else:
-                page = sources.exercise if sources.is_exercise(path) else sources.file
-                book.write(path.with_name(path.name + ".md"), page(path))
-    for name in ("conf.py", "scorer.js", "static/site.css", "static/site.js", "static/favicon.svg"):
-        book.write(name, (HERE / "theme" / PurePosixPath(name).name).read_text())
-    for path in (ROOT / "lessons/pictures").iterdir():
-        book.write(path.relative_to(ROOT), path.read_bytes())
-    for name in home.PICTURES:  # the builder does not look for pictures in HTML
-        book.write(f"static/{name}", (ROOT / "lessons/pictures" / name).read_bytes())
+                continue
+            page = sources.exercise if sources.is_exercise(path) else sources.file
+            book.write(path.with_name(path.name + ".md"), page(path))
 
 
 def main():

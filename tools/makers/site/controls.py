@@ -20,7 +20,9 @@ def choice(name, label, words, start):
 def typed(name, label, suggestions, start, unit=1e9, empty=""):
     """A number that a reader types in billions or in another unit, with some to choose from. Without a start
     it may be empty, and then the box says what counts instead."""
-    values = [[one and one * unit, f"{one or ''}"] for one in suggestions]
+    values = []
+    for one in suggestions:
+        values.append([None, ""] if one is None else [one * unit, str(one)])
     return control(name, label, values, start, "typed", unit=unit, empty=empty)
 
 
@@ -35,7 +37,8 @@ def with_commas(text):
 
 def stacked(sizes, whole):
     """The parts of a bar, by name, one behind the other: where each begins and ends, in shares of `whole`."""
-    start, found = 0.0, []
+    found = []
+    start = 0.0
     for part, size in sizes.items():
         found.append({"part": part, "from": start / whole, "to": (start + size) / whole})
         start += size

@@ -66,12 +66,18 @@ def picture(lesson) -> tuple[bytes, str]:
 def slides_of(lesson, site: Path) -> dict:
     """What the slides of a lesson show. Its picture is written into the site."""
     command, ideas, copied = read(lesson.page.read_text())
-    name, page = f"_static/slides/{lesson.stem}.png", f"lessons/pages/{lesson.page.stem}.html"
+    command = command.strip()
+    code = "\n".join(copied).strip()
+    lines = [*code.splitlines(), *command.splitlines()]
+    on_slides = []
+    for at in range(0, len(ideas), ON_A_SLIDE):
+        on_slides.append((1 + at, ideas[at : at + ON_A_SLIDE]))
+
+    name = f"_static/slides/{lesson.stem}.png"
     content, alt = picture(lesson)
     (site / name).parent.mkdir(parents=True, exist_ok=True)
     (site / name).write_bytes(content)
-    code, command = "\n".join(copied).strip(), command.strip()
-    lines = [*code.splitlines(), *command.splitlines()]
+    page = f"lessons/pages/{lesson.page.stem}.html"
     return {
         "number": lesson.number,
         "title": lesson.title,
@@ -79,7 +85,7 @@ def slides_of(lesson, site: Path) -> dict:
         "page": page if (site / page).exists() else "",
         "picture": name,
         "alt": alt,
-        "ideas": [(1 + at, ideas[at : at + ON_A_SLIDE]) for at in range(0, len(ideas), ON_A_SLIDE)],
+        "ideas": on_slides,
         "copied": code,
         "command": command,
         "lines": len(lines),

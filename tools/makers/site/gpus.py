@@ -70,11 +70,18 @@ def with_gpu(inputs):
     the reader typed counts instead of what the GPU has."""
     if "gpu" not in inputs:
         return inputs
-    one = GPUS[inputs["gpu"]]
-    found = {"memory": one.memory * 1e9, "peak": one.peak * 1e12, "bandwidth_node": one.link * 1e9}
-    found["price_per_hour"] = one.price
-    given = {name: value for name, value in inputs.items() if name != "gpu"}
-    return given | {name: value if given.get(name) is None else given[name] for name, value in found.items()}
+    given = dict(inputs)
+    one = GPUS[given.pop("gpu")]
+    has = {
+        "memory": one.memory * 1e9,
+        "peak": one.peak * 1e12,
+        "bandwidth_node": one.link * 1e9,
+        "price_per_hour": one.price,
+    }
+    for name, value in has.items():
+        if given.get(name) is None:
+            given[name] = value
+    return given
 
 
 def table() -> str:
@@ -90,9 +97,8 @@ def table() -> str:
             f"{one.link:g} GB/s",
             f"${one.price:.2f}",
         )
-        cells = [
-            f"{number} ([{words}]({address}))"
-            for number, (words, address) in zip(numbers, one.sources, strict=True)
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        cells = [name]
+        for number, (words, address) in zip(numbers, one.sources, strict=True):
+            cells.append(f"{number} ([{words}]({address}))")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -35,7 +35,9 @@ def toctree(entries, caption="") -> str:
 def is_in_navigation(page) -> bool:
     """Whether some list of pages has it; the theme would warn of one that none has."""
     listed = [*map(page_of, lessons.LESSONS), *map(notebook_page, lessons.NOTEBOOKS)]
-    return page in listed or any(str(page) in names for names in PARTS.values())
+    for names in PARTS.values():
+        listed += map(PurePosixPath, names)
+    return page in listed
 
 
 def page_of(lesson) -> PurePosixPath:
@@ -52,17 +54,24 @@ def notebook_link(row) -> str:
 
 def solve(lesson) -> list[PurePosixPath]:
     """The exercises of a lesson, as files or folders of the repository."""
-    found = [path for row in lesson.notebooks for path in lessons.exercises(row.number)]
-    return [EXERCISES / path.name for path in found]
+    found = []
+    for row in lesson.notebooks:
+        for path in lessons.exercises(row.number):
+            found.append(EXERCISES / path.name)
+    return found
 
 
 def below(book, lesson) -> str:
     """What follows a lesson's page in the navigation: its notebooks and exercises."""
-    pages = {notebook_page(row): f"{row.number} {row.title}" for row in lesson.notebooks}
-    pages = {path: name for path, name in pages.items() if path in book.pages}
+    entries = []
+    for row in lesson.notebooks:
+        path = notebook_page(row)
+        if path in book.pages:
+            entries.append(f"{row.number} {row.title} </{book.page_of(path)}>")
     if book.is_whole:
-        pages |= {path: f"Exercise {path.stem.replace('_', ' ')}" for path in solve(lesson)}
-    return toctree(f"{name} </{book.page_of(path)}>" for path, name in pages.items()) if pages else ""
+        for path in solve(lesson):
+            entries.append(f"Exercise {path.stem.replace('_', ' ')} </{book.page_of(path)}>")
+    return toctree(entries) if entries else ""
 
 
 def minutes(row) -> int:
@@ -79,21 +88,27 @@ def points(path) -> int:
 def row_of(lesson) -> dict:
     """A lesson in the tables of the home page and of the syllabus."""
     tasks = solve(lesson)
+    linked = [f"[{path.stem.replace('_', ' ')}]({path})" for path in tasks]
     return {
         "name": f"[{lesson.number}. {lesson.title}]({page_of(lesson)})",
         "idea": lesson.idea,
         "notebooks": "<br>".join(map(notebook_link, lesson.notebooks)),
         "minutes": sum(map(minutes, lesson.notebooks)),
-        "exercises": "<br>".join(f"[{path.stem.replace('_', ' ')}]({path})" for path in tasks),
+        "exercises": "<br>".join(linked),
         "points": sum(map(points, tasks)),
     }
 
 
 def rendered(book, name, **more) -> str:
     TEMPLATES.filters["relinked"] = lambda text: book.relinked(text, sources.HOME)
-    shortest = ", ".join(notebook_link(lesson.notebooks[0]) for lesson in lessons.LESSONS if lesson.shortest)
-    rows = list(map(row_of, lessons.LESSONS))
-    return TEMPLATES.get_template(f"{name}.md.jinja").render(book=book, rows=rows, shortest=shortest, **more)
+    rows = []
+    shortest = []
+    for lesson in lessons.LESSONS:
+        rows.append(row_of(lesson))
+        if lesson.shortest:
+            shortest.append(notebook_link(lesson.notebooks[0]))
+    template = TEMPLATES.get_template(f"{name}.md.jinja")
+    return template.render(book=book, rows=rows, shortest=", ".join(shortest), **more)
 
 
 def home(book) -> str:
@@ -136,12 +151,18 @@ def curve(planner, model="Llama 3 405B", gpus="16,384") -> dict:
     """The planner's curve of one of its examples, in the coordinates of its picture."""
     found = planner.answer(**live.begin(planner) | planner.PRESETS[f"{model} on {gpus} GPUs"])
     shown = found["curve"]
+    dots = []
+    for dot in shown:
+        dots.append((40 + 220 * dot["x"], 24 + 116 * (1 - dot["y"])))
+    ticks = []
+    for tick in found["ticks"][::2]:
+        ticks.append((24 + 116 * (1 - tick["at"]), tick["words"]))
     return {
         "model": model,
         "first": shown[0]["words"],
         "last": shown[-1]["words"],
-        "dots": [(40 + 220 * dot["x"], 24 + 116 * (1 - dot["y"])) for dot in shown],
-        "ticks": [(24 + 116 * (1 - tick["at"]), tick["words"]) for tick in found["ticks"][::2]],
+        "dots": dots,
+        "ticks": ticks,
     }
 
 
@@ -154,30 +175,58 @@ def one_step(ring):
 
 def changed_lines(before="01_single_gpu", after="03_ddp_spawn", most=11):
     """The shorter of the changes between two lessons, without docstrings and imports: class, sign, line."""
-    texts = [lessons.get(stem).path.read_text() for stem in (before, after)]
-    spans = [{line for span in diff.docstrings(text) for line in range(*span)} for text in texts]
-    one, other = (text.splitlines() for text in texts)
+    one, in_docstrings_of_one = lines_of(before)
+    other, in_docstrings_of_other = lines_of(after)
     found = []
     for kind, low, high, start, end in difflib.SequenceMatcher(None, one, other, False).get_opcodes():
-        if kind == "replace" and max(high - low, end - start) <= 3:
-            found += [("gone", "-", one[at]) for at in range(low, high) if at not in spans[0]]
-            found += [("come", "+", other[at]) for at in range(start, end) if at not in spans[1]]
-    found = [row for row in found if row[2].startswith(" ") and row[2].strip()][:most]
-    lines = textwrap.dedent("\n".join(line for *_, line in found)).splitlines()
-    return [(*row[:2], line) for row, line in zip(found, lines, strict=True)]
+        if kind != "replace" or max(high - low, end - start) > 3:
+            continue
+        for at in range(low, high):
+            if at not in in_docstrings_of_one:
+                found.append(("gone", "-", one[at]))
+        for at in range(start, end):
+            if at not in in_docstrings_of_other:
+                found.append(("come", "+", other[at]))
+
+    indented = [row for row in found if row[2].startswith(" ") and row[2].strip()][:most]
+    # All lines move to the left together, so that their indentation stays what it is among one another.
+    lines = textwrap.dedent("\n".join(row[2] for row in indented)).splitlines()
+    moved = []
+    for (kind, sign, _), line in zip(indented, lines, strict=True):
+        moved.append((kind, sign, line))
+    return moved
+
+
+def lines_of(stem) -> tuple[list[str], set[int]]:
+    """The lines of a lesson, and the positions of those that are in a docstring."""
+    text = lessons.get(stem).path.read_text()
+    in_docstrings = set()
+    for begin, end in diff.docstrings(text):
+        in_docstrings.update(range(begin, end))
+    return text.splitlines(), in_docstrings
 
 
 def navigation(book) -> str:
     """What the theme shows at the side, in the order in which pages follow one another."""
-    pages = [book.page_of(page_of(lesson)) for lesson in lessons.LESSONS if page_of(lesson) in book.pages]
-    rows = [row for row in lessons.OTHER_NOTEBOOKS if notebook_page(row) in book.pages]
-    found = {"Lessons": pages, "Look up": []}
-    found["Planning"] = [f"{row.title} </notebooks/{row.stem}.md>" for row in rows]
+    found = {"Lessons": [], "Look up": [], "Planning": []}
+    for lesson in lessons.LESSONS:
+        if page_of(lesson) in book.pages:
+            found["Lessons"].append(book.page_of(page_of(lesson)))
+    for row in lessons.OTHER_NOTEBOOKS:
+        if notebook_page(row) in book.pages:
+            found["Planning"].append(f"{row.title} </notebooks/{row.stem}.md>")
     found["Try"] = [f"widgets/{name}.md" for name in book.widgets]
     for caption, paths in PARTS.items():
-        there = [path for path in paths if PurePosixPath(path) in book.pages or path == "syllabus.md"]
-        found[caption] = [f"{NAMES[path]} </{path}>" if path in NAMES else path for path in there]
-    return "\n".join(toctree(map(str, paths), caption) for caption, paths in found.items() if paths)
+        found[caption] = []
+        for path in paths:
+            if PurePosixPath(path) in book.pages or path == "syllabus.md":
+                found[caption].append(f"{NAMES[path]} </{path}>" if path in NAMES else path)
+
+    lists = []
+    for caption, entries in found.items():
+        if entries:
+            lists.append(toctree(map(str, entries), caption))
+    return "\n".join(lists)
 
 
 def widget(book, name) -> str:

@@ -10,13 +10,13 @@ import json
 from pathlib import Path
 
 from tools.lessons import ROOT
-from tools.makers.site import taken
+from tools.makers.site import extract
 
 WIDGETS = ROOT / "tools/makers/site/widgets"
 # What every widget that answers imports. The first is the package, which knows the path to the planner.
 HELPERS = {
     "tools/__init__.py": (),
-    "tools/makers/site/taken.py": (),
+    "tools/makers/site/extract.py": (),
     "tools/makers/site/controls.py": (),
 }
 
@@ -26,15 +26,17 @@ def data(widget) -> dict:
     if not hasattr(widget, "answer"):
         return widget.data()
     own = str(Path(widget.__file__).resolve().relative_to(ROOT))
-    files = widget.FILES | HELPERS | {own: ()}
+    texts = {}
+    for path, names in (widget.FILES | HELPERS | {own: ()}).items():
+        if names:
+            texts[path] = extract.source(ROOT / path, names)
+        else:
+            texts[path] = (ROOT / path).read_text()
     return {
         "controls": widget.CONTROLS,
         "presets": answered(widget),
         "note": widget.NOTE,
-        "files": {
-            path: taken.source(ROOT / path, names) if names else (ROOT / path).read_text()
-            for path, names in files.items()
-        },
+        "files": texts,
         "module": f"tools.makers.site.widgets.{Path(own).stem}",
     }
 
@@ -46,7 +48,10 @@ def begin(widget) -> dict:
 
 def presets(widget) -> list[dict]:
     """Examples: a label, and what all controls are set to."""
-    return [{"label": label, "inputs": begin(widget) | changes} for label, changes in widget.PRESETS.items()]
+    found = []
+    for label, changes in widget.PRESETS.items():
+        found.append({"label": label, "inputs": begin(widget) | changes})
+    return found
 
 
 @functools.cache
@@ -67,16 +72,19 @@ def still(widget) -> dict | None:
 
 def files(name: str, widget) -> dict[str, str]:
     """What lies beside the theme's files: scripts, and the data that they get."""
-
-    def written(found):
-        return json.dumps(found, separators=(",", ":"))
-
-    others = [f"{name}.js", "shared.js", "shared.css", *(["python.js"] if hasattr(widget, "answer") else [])]
+    others = [f"{name}.js", "shared.js", "shared.css"]
+    if hasattr(widget, "answer"):
+        others.append("python.js")
     found = {file: (WIDGETS / file).read_text() for file in others}
     stored = f"{name}.data.js"
-    found[stored] = f"const DATA = {written(data(widget))};\n"
+    found[stored] = f"const DATA = {as_json(data(widget))};\n"
     if hasattr(widget, "parts"):  # a script asks for those that it needs
         found[stored] += "const PARTS = {};\n"
         for part, content in widget.parts().items():
-            found[f"{name}.{part}.js"] = f"PARTS[{json.dumps(part)}] = {written(content)};\n"
+            found[f"{name}.{part}.js"] = f"PARTS[{json.dumps(part)}] = {as_json(content)};\n"
     return found
+
+
+def as_json(found) -> str:
+    """Without spaces: a page loads this."""
+    return json.dumps(found, separators=(",", ":"))

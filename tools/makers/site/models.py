@@ -30,10 +30,14 @@ def shape_of(inputs):
 
 def job_of(inputs, shape=None, **others):
     """The options of the planner's command, as its parser would hand them on, for a model of these."""
-    inputs = gpus.with_gpu(inputs)
-    job = {name.replace("-", "_"): value for name, value in STANDARD.items()} | {"sequence_parallel": False}
-    job |= others | (shape or shape_of(inputs))
-    return job | {name: value for name, value in inputs.items() if name != "model" and value is not None}
+    job = {name.replace("-", "_"): value for name, value in STANDARD.items()}
+    job["sequence_parallel"] = False
+    job |= others
+    job |= shape or shape_of(inputs)
+    for name, value in gpus.with_gpu(inputs).items():
+        if name != "model" and value is not None:
+            job[name] = value
+    return job
 
 
 def short(value) -> str:
@@ -43,15 +47,17 @@ def short(value) -> str:
     return f"{value:g}".replace("e+0", "e").replace("e+", "e") if value > 2**27 else str(value)
 
 
-def options(values) -> list[str]:
-    return [f"--{name.replace('_', '-')} {short(value)}" for name, value in values.items()]
-
-
 def words_of(inputs, shape=None) -> str:
     """What to write behind python lessons/planner for the same plan: what differs from the defaults."""
     model = inputs["model"]
-    is_named = model in NAMED and not inputs.get("params")
-    shape = shape or ({"model": NAMED[model]} if is_named else shape_of(inputs))
-    others = {name: one for name, one in gpus.with_gpu(inputs).items() if name not in ("model", "params")}
-    chosen = {name.replace("_", "-"): value for name, value in others.items()}
-    return " ".join(options(shape | {name: one for name, one in chosen.items() if one != STANDARD[name]}))
+    if shape is None:
+        is_named = model in NAMED and not inputs.get("params")
+        shape = {"model": NAMED[model]} if is_named else shape_of(inputs)
+    options = {}
+    for name, value in shape.items():
+        options[name.replace("_", "-")] = value
+    for name, value in gpus.with_gpu(inputs).items():
+        name = name.replace("_", "-")
+        if name not in ("model", "params") and value != STANDARD[name]:
+            options[name] = value
+    return " ".join(f"--{name} {short(value)}" for name, value in options.items())

@@ -6,6 +6,7 @@ You will see widgets/orders.json written anew. The site is built without torch, 
 this file, and a test compares the two. GPipe and 1F1B are worked out in widgets/schedules.py.
 """
 
+import itertools
 import json
 from pathlib import Path
 
@@ -27,23 +28,25 @@ def order(kind: str, processes: int, microbatches: int) -> list[str]:
     dist.init_process_group("fake", rank=0, world_size=processes)
     try:
         count = processes * stages_of_each
-        stages = [
-            PipelineStage(torch.nn.Identity(), index, count, torch.device("cpu"))
-            for index in range(0, count, processes)
-        ]
+        stages = []
+        for index in range(0, count, processes):
+            stages.append(PipelineStage(torch.nn.Identity(), index, count, torch.device("cpu")))
         found = schedule(stages, microbatches, cross_entropy).pipeline_order
     finally:
         dist.destroy_process_group()
-    return [" ".join(map(str, filter(None, found[rank]))) for rank in range(processes)]
+
+    lines = []
+    for rank in range(processes):
+        actions = filter(None, found[rank])  # torch has None where a process waits
+        lines.append(" ".join(map(str, actions)))
+    return lines
 
 
 def orders() -> dict[str, list[str]]:
-    return {
-        f"{kind} {processes} {microbatches}": order(kind, processes, microbatches)
-        for kind in KINDS
-        for processes in PROCESSES
-        for microbatches in MICROBATCHES
-    }
+    found = {}
+    for kind, processes, microbatches in itertools.product(KINDS, PROCESSES, MICROBATCHES):
+        found[f"{kind} {processes} {microbatches}"] = order(kind, processes, microbatches)
+    return found
 
 
 if __name__ == "__main__":

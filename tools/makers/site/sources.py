@@ -109,8 +109,11 @@ def minutes(text: str) -> str:
 
 def card(book, page, time: str, way: str) -> str:
     """The line under a page's title: how long it takes, and what belongs to it."""
-    entries = [entry for line in way.splitlines() for entry in line.split(" | ")]
-    found = [time, *(entry for entry in entries if re.match(r"script|notebook|exercise", entry))]
+    found = [time]
+    for line in way.splitlines():
+        for entry in line.split(" | "):
+            if re.match(r"script|notebook|exercise", entry):
+                found.append(entry)
     for lesson in lessons.LESSONS:
         if page.name in [notebook.path.name for notebook in lesson.notebooks]:
             found.insert(1, f"lesson: [{lesson.number}](../lessons/pages/{lesson.page.name})")
@@ -165,11 +168,18 @@ def short_diff(text: str) -> str:
 
 def moved_left(place: str) -> str:
     lines = place.splitlines()
-    first = lines[:1] if lines[0].startswith("@@ ") else []
-    own = lines[len(first) :]
-    indents = [len(line[1:]) - len(line[1:].lstrip(" ")) for line in own if line[1:].strip()]
+    moved = []
+    if lines[0].startswith("@@ "):
+        moved.append(lines.pop(0))
+    indents = []
+    for line in lines:
+        own = line[1:]  # without the sign
+        if own.strip():
+            indents.append(len(own) - len(own.lstrip(" ")))
     cut = max(0, min(indents, default=0) - 1)
-    return "".join(f"{line}\n" for line in (*first, *(line[:1] + line[1 + cut :] for line in own)))
+    for line in lines:
+        moved.append(line[:1] + line[1 + cut :])
+    return "\n".join(moved) + "\n"
 
 
 # ---- notebooks ----
@@ -177,7 +187,10 @@ def moved_left(place: str) -> str:
 
 def fence(text: str, language: str, name: str) -> str:
     """A block of code or output, with a class, in a fence that is longer than any in it."""
-    ticks = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`{3,}", text))])
+    count = 3
+    for run in re.findall(r"`{3,}", text):
+        count = max(count, len(run) + 1)
+    ticks = "`" * count
     return f"{ticks}{{code-block}} {language}\n:class: {name}\n\n{text.rstrip()}\n{ticks}\n"
 
 
@@ -195,7 +208,8 @@ def plumbing(cell) -> str:
 def notebook(book, page: PurePosixPath) -> str:
     """A notebook: its prose, its code, and what it showed when it was executed last."""
     cells = json.loads((ROOT / page).read_text())["cells"]
-    text, pictures = [], 0
+    text = []
+    pictures = 0
     for number, cell in enumerate(cells, 1):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
@@ -203,7 +217,9 @@ def notebook(book, page: PurePosixPath) -> str:
             text.append(COMMENT.sub("", book.relinked(source, page)))
             continue
         code = fence(source, "python", "code")
-        text.append(folded(code, plumbing(cell)) if plumbing(cell) else code)
+        summary = plumbing(cell)
+        text.append(folded(code, summary) if summary else code)
+
         for output in cell["outputs"]:
             data = output.get("data", {})
             if output["output_type"] == "stream":
@@ -211,14 +227,12 @@ def notebook(book, page: PurePosixPath) -> str:
                 text.append(fence(shown, "text", "output"))
             elif "image/png" in data:
                 pictures += 1
-                name, more = f"{page.stem}.{pictures}.png", output["metadata"].get("image/png", {})
-                book.write(page.with_name(name), base64.b64decode("".join(data["image/png"])))
-                alt, width = html.escape(more.get("alt", "")), more.get("width", 550)
-                text.append(f'<img src="{name}" width="{width}" alt="{alt}">')
+                text.append(picture(book, page, output, pictures))
             elif "text/markdown" in data:
                 shown = book.relinked("".join(data["text/markdown"]), page)
-                is_diff = output["metadata"].get("rungs") == "diff"
-                text.append(with_anchors(with_short_diffs(shown)) if is_diff else shown)
+                if output["metadata"].get("rungs") == "diff":
+                    shown = with_anchors(with_short_diffs(shown))
+                text.append(shown)
             else:
                 raise Broken(f"{page}, cell {number} shows {', '.join(data)}: sources.py knows no way")
     return "\n\n".join(text) + "\n"
@@ -264,17 +278,35 @@ def exercise(path: PurePosixPath) -> str:
     )
 
 
+def picture(book, page: PurePosixPath, output: dict, number: int) -> str:
+    """A picture that a notebook shows: written beside its page, and the HTML that shows it."""
+    name = f"{page.stem}.{number}.png"
+    book.write(page.with_name(name), base64.b64decode("".join(output["data"]["image/png"])))
+    more = output["metadata"].get("image/png", {})
+    alt = html.escape(more.get("alt", ""))
+    return f'<img src="{name}" width="{more.get("width", 550)}" alt="{alt}">'
+
+
 def docstring(text: str) -> str:
     """Plain text as Markdown: what is indented stays as it is."""
-    parts = enumerate(re.split(r"(?m)((?:^ {4}.*\n?|^\n(?= {4}))+)", text.strip("\n")))
-    found = [(textwrap.dedent(part), index % 2) for index, part in parts if part.strip()]
-    return "\n\n".join(fence(part, "text", "output") if is_in else part for part, is_in in found)
+    found = []
+    # The pattern has one group, so every second part is one that it fits.
+    parts = re.split(r"(?m)((?:^ {4}.*\n?|^\n(?= {4}))+)", text.strip("\n"))
+    for index, part in enumerate(parts):
+        if not part.strip():
+            continue
+        part = textwrap.dedent(part)
+        is_indented = index % 2 == 1
+        found.append(fence(part, "text", "output") if is_indented else part)
+    return "\n\n".join(found)
 
 
 def folder(book, path: PurePosixPath) -> str:
     """A page that lists a folder."""
-    names = sorted(child.name for child in (ROOT / path).iterdir() if is_shown(child))
-    lines = [f"- [{name}]({book.link(name, path / 'index.md')})" for name in names]
+    lines = []
+    for child in sorted((ROOT / path).iterdir()):
+        if is_shown(child):
+            lines.append(f"- [{child.name}]({book.link(child.name, path / 'index.md')})")
     return f"---\norphan: true\n---\n\n# {path}\n\n" + "\n".join(lines) + "\n"
 
 

@@ -38,7 +38,9 @@ def give_headings_a_level(app, page, template, context, tree):
 
 def describe(tree) -> str:
     """The first sentences of a page, those under its title that say when and where left out."""
-    for node in tree.findall(nodes.paragraph) if tree is not None else ():
+    if tree is None:
+        return ""
+    for node in tree.findall(nodes.paragraph):
         text = " ".join(node.astext().split())
         if isinstance(node.parent, nodes.section) and len(text) > 40:
             return text if len(text) < 200 else text[:197].rsplit(" ", 1)[0] + " ..."
@@ -53,18 +55,22 @@ def give_a_card(app, page, template, context, tree):
     repository = context.get("repository", "")
     title = html.unescape(context.get("title", "")) or project
     meta = context.get("meta") or {}
-    title, description = meta.get("card", title), meta.get("description") or describe(tree)
+    title = meta.get("card", title)
+    description = meta.get("description") or describe(tree)
+
     found = {"og:type": "article", "og:site_name": project, "og:title": title}
     if description:
-        found |= {"description": description, "og:description": description}
+        found["description"] = description
+        found["og:description"] = description
     if repository:
         found["og:image"] = f"{repository}/raw/main/lessons/pictures/kill.png"
     found["twitter:card"] = "summary_large_image" if repository else "summary"
-    tags = [
-        f'<meta {"property" if name.startswith("og:") else "name"}="{name}" content="{html.escape(text)}">'
-        for name, text in found.items()
-    ]
-    context["metatags"] = "\n".join([context.get("metatags", ""), *tags])
+
+    tags = [context.get("metatags", "")]
+    for name, text in found.items():
+        key = "property" if name.startswith("og:") else "name"
+        tags.append(f'<meta {key}="{name}" content="{html.escape(text)}">')
+    context["metatags"] = "\n".join(tags)
 
 
 def setup(app):

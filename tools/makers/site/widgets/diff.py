@@ -15,7 +15,7 @@ from pygments.lexers import PythonLexer
 
 from tools import lessons
 from tools.lessons import ROOT
-from tools.makers.site import taken
+from tools.makers.site import extract
 
 TITLE = "The diff of any lesson to any other"
 INTRODUCTION = """\
@@ -32,7 +32,7 @@ PRESETS = {  # labels, and the numbers of two lessons; the first is what the pag
     "DDP to tensor parallel": ("04", "11"),
 }
 SENTENCE = re.compile(r"(?m)^(\S.*)\n\n```diff")
-show = taken.functions(
+show = extract.functions(
     ROOT / "notebooks/show/text.py", "Diff", "escaped", LESSONS=ROOT / "lessons", difflib=difflib, re=re
 )
 
@@ -40,29 +40,34 @@ show = taken.functions(
 def data():
     """What the page needs of all lessons: their names, and the sentences."""
     why = sentences(texts())
-    rows = [
-        {
-            "stem": lesson.stem,
-            "name": f"{lesson.number}. {lesson.title}",
-            "from": lesson.grown_from,
-            "sentences": why[lesson.stem]["sentences"],
-            "shown": why[lesson.stem]["shown"],
-        }
-        for lesson in lessons.LESSONS
-    ]
-    stem = {lesson.number: lesson.stem for lesson in lessons.LESSONS}
-    pairs = [
-        {"label": label, "from": stem[one], "to": stem[other]} for label, (one, other) in PRESETS.items()
-    ]
+    rows = []
+    stem_of = {}
+    for lesson in lessons.LESSONS:
+        stem_of[lesson.number] = lesson.stem
+        rows.append(
+            {
+                "stem": lesson.stem,
+                "name": f"{lesson.number}. {lesson.title}",
+                "from": lesson.grown_from,
+                "sentences": why[lesson.stem]["sentences"],
+                "shown": why[lesson.stem]["shown"],
+            }
+        )
+    pairs = []
+    for label, (one, other) in PRESETS.items():
+        pairs.append({"label": label, "from": stem_of[one], "to": stem_of[other]})
     return {"lessons": rows, "presets": pairs}
 
 
 def docstrings(text: str) -> list[tuple[int, int]]:
     """Where the docstrings of a file begin and end, as positions of lines: the page folds them."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
-    found = [node.body[0] for node in nodes if ast.get_docstring(node, clean=False) is not None]
-    return sorted((node.lineno - 1, node.end_lineno) for node in found)
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            found.append((docstring.lineno - 1, docstring.end_lineno))
+    return sorted(found)
 
 
 def parts():
@@ -70,19 +75,20 @@ def parts():
     and why they have come or gone. In one file, all of it would grow with every lesson."""
     lines = texts()
     why = sentences(lines)
-    return {
-        lesson.stem: {
-            "lines": coloured(lesson.path.read_text()),
+    found = {}
+    for position, lesson in enumerate(lessons.LESSONS):
+        in_common = {}
+        for before in lessons.LESSONS[:position]:
+            in_common[before.stem] = same(lines[before.stem], lines[lesson.stem])
+        text = lesson.path.read_text()
+        found[lesson.stem] = {
+            "lines": coloured(text),
             "because": why[lesson.stem]["because"],
             "gone": why[lesson.stem]["gone"],
-            "docstrings": docstrings(lesson.path.read_text()),
-            "same": {
-                before.stem: same(lines[before.stem], lines[lesson.stem])
-                for before in lessons.LESSONS[:position]
-            },
+            "docstrings": docstrings(text),
+            "same": in_common,
         }
-        for position, lesson in enumerate(lessons.LESSONS)
-    }
+    return found
 
 
 def texts():
@@ -97,52 +103,82 @@ def coloured(text: str) -> list[str]:
 def same(before: list[str], after: list[str]) -> list[tuple[int, int, int]]:
     """The runs of lines that two files have in common: where in the one, where in the other, how many."""
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    return [(block.a, block.b, block.size) for block in matcher.get_matching_blocks() if block.size]
+    found = []
+    for block in matcher.get_matching_blocks():
+        if block.size:
+            found.append((block.a, block.b, block.size))
+    return found
 
 
 def sentences(texts):
     """For each lesson its sentences, and where its notebook shows them ("shown": a number, or nothing); for
     each of its lines the lesson, by its position, and the sentence that explain it, if there is one
     ("because"); for each line of the lesson that it grew from, why it is gone ("gone")."""
-    found, named = {}, written_sentences()
-    # For each lesson, by its position, its lines and its sentences.
-    written = [(texts[lesson.stem], [*named.get(lesson.stem, {}).values()]) for lesson in lessons.LESSONS]
+    named = written_sentences()
+    written = []  # for each lesson, by its position, its lines and its sentences
+    for lesson in lessons.LESSONS:
+        written.append((texts[lesson.stem], list(named.get(lesson.stem, {}).values())))
+
+    found = {}
     for position, lesson in enumerate(lessons.LESSONS):
         own = {"sentences": [], "shown": [], "because": [None] * len(texts[lesson.stem]), "gone": {}}
         found[lesson.stem] = own
         if not lesson.grown_from:
             continue
-        before, after = texts[lesson.grown_from], texts[lesson.stem]
-        for start, other, size in same(before, after):
-            for step in range(size):
-                why = found[lesson.grown_from]["because"][start + step]
-                if why and is_still_true(written[why[0]], why[1], after):
-                    own["because"][other + step] = why
-        changes = show.Diff(lesson.grown_from, lesson.stem, named[lesson.stem])
+        before = texts[lesson.grown_from]
+        after = texts[lesson.stem]
+        inherit(own["because"], found[lesson.grown_from]["because"], written, before, after)
+
         shown = SENTENCE.findall(stored_diff(lesson))
-        matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-        places = [code for code in matcher.get_opcodes() if code[0] != "equal"]
-        gone = (place for _, low, high, _, _ in places for place in range(low, high))
-        come = (place for *_, start, end in places for place in range(start, end))
+        gone, come = changed(before, after)
+        changes = show.Diff(lesson.grown_from, lesson.stem, named[lesson.stem])
         for number, (sentence, lines) in enumerate(changes.parts):
             own["sentences"].append(as_html(sentence))
             words = show.escaped(sentence)
             own["shown"].append(shown.index(words) if words in shown else None)
             for sign, _ in lines:
                 if sign == "+":
-                    own["because"][next(come)] = [position, number]
+                    own["because"][come.pop(0)] = [position, number]
                 elif sign == "-":
-                    own["gone"][next(gone)] = number
+                    own["gone"][gone.pop(0)] = number
     return found
+
+
+def inherit(because, because_before, written, before, after):
+    """Note for each line that a lesson keeps why it is there, where the sentence on it is still true."""
+    for start, other, size in same(before, after):
+        for step in range(size):
+            why = because_before[start + step]
+            if why is None:
+                continue
+            origin, number = why
+            if is_still_true(written[origin], number, after):
+                because[other + step] = why
+
+
+def changed(before, after) -> tuple[list[int], list[int]]:
+    """The lines of the one that are gone in the other, and the lines of the other that have come."""
+    gone = []
+    come = []
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for kind, low, high, start, end in matcher.get_opcodes():
+        if kind != "equal":
+            gone += range(low, high)
+            come += range(start, end)
+    return gone, come
 
 
 def is_still_true(origin, number, lines) -> bool:
     """Whether a sentence, written where a line came, explains it in a later lesson, too. Where that lesson no
     longer has what the sentence names, the line is there for another reason."""
     first_lines, first_sentences = origin
-    first, now = "\n".join(first_lines), "\n".join(lines)
-    names = re.findall(r"`(?:\w+\.)*(\w+)`", first_sentences[number])
-    return all(re.search(rf"\b{name}\b", now) for name in names if re.search(rf"\b{name}\b", first))
+    first = "\n".join(first_lines)
+    now = "\n".join(lines)
+    for name in re.findall(r"`(?:\w+\.)*(\w+)`", first_sentences[number]):
+        word = re.compile(rf"\b{name}\b")
+        if word.search(first) and not word.search(now):
+            return False
+    return True
 
 
 def written_sentences() -> dict[str, dict[str, str]]:
@@ -154,11 +190,12 @@ def written_sentences() -> dict[str, dict[str, str]]:
 
 def stored_diff(lesson) -> str:
     """What the lesson's notebook shows of the difference to the lesson that it grew from."""
-    notebook = next(row for row in lesson.notebooks if row.stem == lesson.stem)
-    cells = json.loads(notebook.path.read_text())["cells"]
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    shown = next(output for output in outputs if output.get("metadata", {}).get("rungs") == "diff")
-    return "".join(shown["data"]["text/markdown"])
+    (notebook,) = [row for row in lesson.notebooks if row.stem == lesson.stem]
+    for cell in json.loads(notebook.path.read_text())["cells"]:
+        for output in cell.get("outputs", []):
+            if output.get("metadata", {}).get("rungs") == "diff":
+                return "".join(output["data"]["text/markdown"])
+    raise ValueError(f"{notebook.path} shows no diff")
 
 
 def as_html(sentence: str) -> str:

@@ -52,43 +52,68 @@ def gigabytes(size):
 def axis(most):
     """Where the drawing ends, and its ticks: it grows with the model, and is round."""
     unit = 10 ** (len(f"{most:.0f}") - 1)
-    top = next(times * unit for times in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if times * unit >= most)
-    return top, [{"at": part / 4, "words": f"{top * part / 4e9:,.4g} GB"} for part in range(5)]
+    for times in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10):
+        top = times * unit
+        if top >= most:
+            break
+    ticks = []
+    for part in range(5):
+        ticks.append({"at": part / 4, "words": f"{top * part / 4e9:,.4g} GB"})
+    return top, ticks
 
 
 def answer(**inputs):
     found = {"inputs": inputs, "tables": [], "bars": [], "lines": [], "ticks": []}
     if inputs["gpus"] < inputs["tensor_parallel"]:
         need = f"{inputs['tensor_parallel']} GPUs"
-        return found | {"said": f"One copy of the model takes {need}, but there are {inputs['gpus']}."}
+        found["said"] = f"One copy of the model takes {need}, but there are {inputs['gpus']}."
+        return found
+
+    parts_of = {}  # for each stage, the bytes of each part
+    whole_of = {}
     copies = inputs["gpus"] // inputs["tensor_parallel"]
-    bars = [plans.memory_bytes(models.job_of(inputs, stage=stage), copies, microbatches=1) for stage in WAYS]
-    bars = [{part: sizes[part] for part in PARTS} for sizes in bars]
-    wholes = [sum(parts.values()) for parts in bars]
-    top, found["ticks"] = axis(max(*wholes, 1.2 * GPUS[0]))
+    for stage in WAYS:
+        sizes = plans.memory_bytes(models.job_of(inputs, stage=stage), copies, microbatches=1)
+        parts_of[stage] = {part: sizes[part] for part in PARTS}
+        whole_of[stage] = sum(parts_of[stage].values())
+
+    top, found["ticks"] = axis(max(*whole_of.values(), 1.2 * GPUS[0]))
+    head = ["each GPU holds", *PARTS, "total"]
+    for size in GPUS:
+        head.append(named(size))
+        if size <= top:
+            found["lines"].append({"at": size / top, "words": named(size)})
+
     rows = []
-    for name, parts, whole in zip(WAYS.values(), bars, wholes, strict=True):
+    for stage, name in WAYS.items():
+        parts = parts_of[stage]
+        whole = whole_of[stage]
         fits = ["fits" if whole <= size else "no" for size in GPUS]
         rows.append([name, *map(gigabytes, parts.values()), gigabytes(whole), *fits])
         found["bars"].append({"name": name, "words": gigabytes(whole), "parts": stacked(parts, top)})
-    found["lines"] = [{"at": size / top, "words": f"{size / 1e9:.0f} GB GPU"} for size in GPUS if size <= top]
-    head = ["each GPU holds", *PARTS, "total", *(f"{size / 1e9:.0f} GB GPU" for size in GPUS)]
+
     gpus = "1 GPU" if inputs["gpus"] == 1 else f"{inputs['gpus']:,} GPUs"
     caption = f"{inputs['model']}, on {gpus}"
-    found["tables"] = [{"caption": caption, "head": head, "rows": rows}]
-    return found | {"said": said(wholes)}
+    found["tables"].append({"caption": caption, "head": head, "rows": rows})
+    found["said"] = said(whole_of)
+    return found
 
 
-def said(wholes):
+def named(size):
+    return f"{size / 1e9:.0f} GB GPU"
+
+
+def said(whole_of):
     """Which stage is the first that fits, for each kind of GPU."""
     words = []
     for size in GPUS:
-        first = next((stage for stage, whole in enumerate(wholes) if whole <= size), None)
-        kind = f"{size / 1e9:.0f} GB GPU"
-        if first is None:
-            words.append(f"{kind}: does not fit, at any stage")
-        elif first == 0:
-            words.append(f"{kind}: fits with DDP, without sharding")
+        fitting = [stage for stage, whole in whole_of.items() if whole <= size]
+        if not fitting:
+            words.append(f"{named(size)}: does not fit, at any stage")
+        elif fitting[0] == 0:
+            words.append(f"{named(size)}: fits with DDP, without sharding")
+        elif fitting[0] == 3:
+            words.append(f"{named(size)}: fits with ZeRO stage 3 (FSDP)")
         else:
-            words.append(f"{kind}: fits with ZeRO stage {first}" + (" (FSDP)" if first == 3 else ""))
+            words.append(f"{named(size)}: fits with ZeRO stage {fitting[0]}")
     return "; ".join(words) + "."

@@ -84,36 +84,53 @@ def answer(**inputs):
     except ValueError:
         return found
     found |= curve(rows, inputs["gpus"])
-    found["tables"] += [sweep(rows, inputs["gpus"])]
+    found["tables"].append(sweep(rows, inputs["gpus"]))
     found["end"] = f"The sweep stops here: {in_words(end)}." if end else ""
     return found
 
 
 def in_words(error):
     """An error of the planner's command, with the words of this page for its options."""
-    words = {one["name"]: one["label"] for one in CONTROLS} | {"gpus": "the number of GPUs"}
-    text = re.sub(r"--([a-z-]+)", lambda found: words.get(found[1].replace("-", "_"), found[0]), str(error))
-    return with_commas(text)
+    words = {one["name"]: one["label"] for one in CONTROLS}
+    words["gpus"] = "the number of GPUs"
+
+    def named(option):
+        return words.get(option[1].replace("-", "_"), option[0])
+
+    return with_commas(re.sub(r"--([a-z-]+)", named, str(error)))
 
 
 def plan(one, inputs):
     """The words, the table and the bars of one plan. The lines are those of the planner's report; of a job
     that does not fit there is only the memory, since it takes no time and costs nothing."""
-    memory, limit = one["memory_bytes"], one["job"]["memory"]
+    memory = one["memory_bytes"]
+    limit = one["job"]["memory"]
     whole = sum(memory.values())
     top = 1.05 * max(whole, limit)
-    lines = [line.strip() for line in report.text(one).splitlines() if line.startswith("    ")]
-    cells = [re.split(r" {2,}", line) for line in (lines if one["fits"] else lines[: len(memory)])]
-    cells = [[*row, "", ""][:3] for row in cells]
-    shares = report.shares(one) if one["fits"] else {}
+
+    rows = []
+    for line in report.text(one).splitlines():
+        if line.startswith("    "):
+            cells = re.split(r" {2,}", line.strip())
+            rows.append([*cells, "", ""][:3])
+    shares = []
+    if one["fits"]:
+        said = verdict(one)
+        share_of = report.shares(one)
+        for bar in stacked(share_of, 1):
+            shares.append(bar | {"words": f"{share_of[bar['part']]:.1%}"})
+    else:
+        said = no(one, remedies(one["job"]))
+        rows = rows[: len(memory)]
+
     caption = f"python lessons/planner {models.words_of(inputs)}"
     return {
-        "said": verdict(one) if one["fits"] else no(one, remedies(one["job"])),
+        "said": said,
         "memory": stacked({part: memory[part] for part in PARTS}, top),
         "limit": {"at": limit / top, "words": f"{limit / 1e9:.0f} GB"},
         "needs": f"{whole / 1e9:,.1f} GB",
-        "shares": [one | {"words": f"{shares[one['part']]:.1%}"} for one in stacked(shares, 1)],
-        "tables": [{"caption": caption, "head": ["part", "size", "share"], "rows": cells}],
+        "shares": shares,
+        "tables": [{"caption": caption, "head": ["part", "size", "share"], "rows": rows}],
     }
 
 
@@ -133,7 +150,9 @@ def verdict(one):
 
 
 def count_of(number, name):
-    return f"{number:,.0f} {name}{'s' * (round(number) != 1)}"
+    if round(number) != 1:
+        name += "s"
+    return f"{number:,.0f} {name}"
 
 
 def no(one, changes):
@@ -167,34 +186,42 @@ def remedies(job):
 def sweep(rows, count):
     """The table that the planner's command prints with --sweep. Nobody can run what does not fit, so its row
     has no time, no cost and no interruptions."""
-    there = [one["job"]["gpus"] for one in rows]
-    chosen = there.index(count) if count in there else None
-    last = report.HEAD.index("time")
-    table = [report.cells(one, rows[0]) for one in rows]
-    table = [
-        cells if one["fits"] else cells[:last] + [""] * len(cells[last:])
-        for one, cells in zip(rows, table, strict=True)
-    ]
+    first_empty = report.HEAD.index("time")
+    table = []
+    chosen = None
+    for number, one in enumerate(rows):
+        cells = report.cells(one, rows[0])
+        if not one["fits"]:
+            cells[first_empty:] = [""] * len(cells[first_empty:])
+        table.append(cells)
+        if one["job"]["gpus"] == count:
+            chosen = number
     return {"caption": "the same job on more GPUs", "head": report.HEAD, "rows": table, "chosen": chosen}
 
 
 def curve(rows, count):
     """Dots from 0 to 1: the share of linear speedup, against GPUs on a logarithmic axis."""
-    numbers = [one["job"]["gpus"] for one in rows]
+    fewest = rows[0]["job"]["gpus"]
+    most = rows[-1]["job"]["gpus"]
+    width = max(1.0, math.log2(most / fewest))
     shares = [report.efficiency(one, rows[0]) for one in rows]
-    across = max(1.0, math.log2(numbers[-1] / numbers[0]))
     top = max(1.0, *shares)
-    dots = [
-        {
-            "x": math.log2(number / numbers[0]) / across,
-            "y": share / top,
-            "fits": one["fits"],
-            "chosen": number == count,
-            "words": f"{number:,}",
-            "share": f"{share:.1%}",
-        }
-        for one, number, share in zip(rows, numbers, shares, strict=True)
-    ]
-    first = "one GPU" if numbers[0] == 1 else f"{numbers[0]:,} GPUs"
-    ticks = [{"at": part / 4 / top, "words": f"{25 * part}%"} for part in range(5)]
+
+    dots = []
+    for one, share in zip(rows, shares, strict=True):
+        number = one["job"]["gpus"]
+        dots.append(
+            {
+                "x": math.log2(number / fewest) / width,
+                "y": share / top,
+                "fits": one["fits"],
+                "chosen": number == count,
+                "words": f"{number:,}",
+                "share": f"{share:.1%}",
+            }
+        )
+    ticks = []
+    for part in range(5):
+        ticks.append({"at": part / 4 / top, "words": f"{25 * part}%"})
+    first = "one GPU" if fewest == 1 else f"{fewest:,} GPUs"
     return {"curve": dots, "ticks": ticks, "axis": f"Throughput, in % of linear speedup from {first}"}

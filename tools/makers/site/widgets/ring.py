@@ -5,13 +5,11 @@ gone through each process. The script beside this file draws what it gets. What 
 seconds is said by the planner's formulas.
 """
 
-import math
-
 from planner import __main__ as command
 from planner import formulas
 from tools import links
 from tools.lessons import ROOT
-from tools.makers.site import taken
+from tools.makers.site import extract
 
 TITLE = "The ring all-reduce, step by step"
 INTRODUCTION = """\
@@ -36,40 +34,60 @@ PRESETS = {  # labels, and what differs from the start
 SIZES = {"time for 0.13 MB": 129_128, "time for 15 GB": 15e9}
 HEAD = ["algorithm", "steps", "bytes through the busiest process", "bytes through all processes", *SIZES]
 CONSTANT = {name: option.default for name, option in command.OPTIONS.items()}
-play = taken.functions(ROOT / "notebooks/show/s03a_rings.py", "play").play
+play = extract.functions(ROOT / "notebooks/show/s03a_rings.py", "play").play
 
 
 def ring_steps(ranks, chunks):
     """A chunk goes round once and is added up, then round again and replaces. It begins at the rank of its
     number; with fewer chunks than processes some of them wait, with more some send several at once."""
-    steps, size = [], len(ranks)
+    size = len(ranks)
+    steps = []
     for step in range(2 * (size - 1)):
-        half, kind = ("reduce-scatter", "add") if step < size - 1 else ("all-gather", "replace")
-        places = [((chunk + step) % size, (chunk + step + 1) % size) for chunk in range(chunks)]
-        steps.append((half, [(ranks[a], ranks[b], chunk, kind) for chunk, (a, b) in enumerate(places)]))
+        if step < size - 1:
+            half, kind = "reduce-scatter", "add"
+        else:
+            half, kind = "all-gather", "replace"
+        moves = []
+        for chunk in range(chunks):
+            sender = ranks[(chunk + step) % size]
+            receiver = ranks[(chunk + step + 1) % size]
+            moves.append((sender, receiver, chunk, kind))
+        steps.append((half, moves))
     return steps
 
 
 def server_steps(world_size):
     """Rank 0 receives everything, adds up, and sends the sum back, to one rank after the other."""
-    chunks, workers = range(world_size), range(1, world_size)
-    collect = [("collect", [(worker, 0, chunk, "add") for chunk in chunks]) for worker in workers]
-    return collect + [("hand out", [(0, worker, chunk, "replace") for chunk in chunks]) for worker in workers]
+    workers = range(1, world_size)
+    collect = []
+    hand_out = []
+    for worker in workers:
+        received = []
+        sent = []
+        for chunk in range(world_size):
+            received.append((worker, 0, chunk, "add"))
+            sent.append((0, worker, chunk, "replace"))
+        collect.append(("collect", received))
+        hand_out.append(("hand out", sent))
+    return collect + hand_out
 
 
 def tree_steps(world_size):
     """The sums climb to rank 0, in half as many processes at each step, and come back down."""
-    climb = [
-        [(rank, rank - far) for rank in range(far, world_size, 2 * far)]
-        for far in (2**level for level in range(math.ceil(math.log2(world_size))))
-    ]
-    chunks = range(world_size)
-    up = [("climb", [(*pair, chunk, "add") for pair in pairs for chunk in chunks]) for pairs in climb]
-    down = [
-        ("come down", [(*reversed(pair), chunk, "replace") for pair in pairs for chunk in chunks])
-        for pairs in reversed(climb)
-    ]
-    return up + down
+    up = []
+    down = []
+    distance = 1
+    while distance < world_size:
+        climbing = []
+        coming_down = []
+        for rank in range(distance, world_size, 2 * distance):
+            for chunk in range(world_size):
+                climbing.append((rank, rank - distance, chunk, "add"))
+                coming_down.append((rank - distance, rank, chunk, "replace"))
+        up.append(("climb", climbing))
+        down.append(("come down", coming_down))
+        distance *= 2
+    return up + down[::-1]
 
 
 def two_level_steps(world_size):
@@ -79,22 +97,26 @@ def two_level_steps(world_size):
     machines = [range(inside), range(inside, world_size)]
     rings = [ring_steps(machine, inside) for machine in machines]
 
-    def fine(moves):  # a part of the ring inside is two chunks of the ring between the machines
-        return [(*move[:2], 2 * move[2] + half, move[3]) for move in moves for half in range(2)]
+    in_the_machine = []
+    for step, (half, _) in enumerate(rings[0]):
+        moves = []
+        for ring in rings:
+            for sender, receiver, part, kind in ring[step][1]:
+                # A part of the ring inside is two chunks of the ring between the machines.
+                moves.append((sender, receiver, 2 * part, kind))
+                moves.append((sender, receiver, 2 * part + 1, kind))
+        in_the_machine.append((f"{half}, in the machine", moves))
 
-    def joined(step):
-        return fine([move for ring in rings for move in ring[step][1]])
-
-    first = [(f"{ring[0]}, in the machine", joined(step)) for step, ring in enumerate(rings[0])]
-    across = []
+    between = []
     for step in range(2):
         moves = []
         for rank in range(inside):
             part = (rank + 1) % inside  # what the first half leaves with this rank
             half, own = ring_steps([rank, rank + inside], 2)[step]
-            moves += [(*move[:2], 2 * part + move[2], move[3]) for move in own]
-        across.append((f"{half}, between the machines", moves))
-    return first[: inside - 1] + across + first[inside - 1 :]
+            for sender, receiver, chunk, kind in own:
+                moves.append((sender, receiver, 2 * part + chunk, kind))
+        between.append((f"{half}, between the machines", moves))
+    return in_the_machine[: inside - 1] + between + in_the_machine[inside - 1 :]
 
 
 def steps_of(way, world_size, chunks):
@@ -115,16 +137,22 @@ def run(way, world_size, chunks):
     far, in sizes of the whole gradient: what it has sent and received."""
     steps, chunks = steps_of(way, world_size, chunks)
     states = play(world_size, [moves for _, moves in steps], chunks)
-    through, told = [0] * world_size, []
+    through = [0] * world_size
+    told = []
     for (name, moves), holds in zip(steps, states[1:], strict=True):
-        for rank in [rank for move in moves for rank in move[:2]]:
-            through[rank] += 1
-        has = [(*move[:3], "".join(map(str, sorted(holds[move[1]][move[2]])))) for move in moves]
+        working = set()
+        has = []
+        for sender, receiver, chunk, _ in moves:
+            working.update((sender, receiver))
+            through[sender] += 1
+            through[receiver] += 1
+            ranks = sorted(holds[receiver][chunk])
+            has.append((sender, receiver, chunk, "".join(map(str, ranks))))
         told.append(
             {
                 "name": name,
                 "moves": has,
-                "working": len({rank for move in moves for rank in move[:2]}),
+                "working": len(working),
                 "through": [round(count / chunks, 4) for count in through],
                 "most": round(max(through) / chunks, 4),
             }
@@ -148,30 +176,25 @@ def seconds(way, world_size, size):
 def table(world_size):
     """All ways beside one another: steps, bytes through the busiest process and in all, and seconds."""
     rows = []
-    for way in [way for way in WAYS if is_there(way, world_size)]:
+    for way, name in WAYS.items():
+        if not is_there(way, world_size):
+            continue
         steps = run(way, world_size, world_size)["steps"]
-        times = [links.in_words(seconds(way, world_size, size)) for size in SIZES.values()]
-        amounts = [f"{amount:.2f} x" for amount in (steps[-1]["most"], sum(steps[-1]["through"]))]
-        rows.append([WAYS[way], str(len(steps)), *amounts, *times])
+        last = steps[-1]
+        row = [name, str(len(steps)), f"{last['most']:.2f} x", f"{sum(last['through']):.2f} x"]
+        for size in SIZES.values():
+            row.append(links.in_words(seconds(way, world_size, size)))
+        rows.append(row)
     return rows
 
 
 def data():
-    chunks = {way: CHUNKS if way == "ring" else [START["chunks"]] for way in WAYS}
-    runs = {
-        way: {
-            size: {count: run(way, size, count) for count in chunks[way]}
-            for size in PROCESSES
-            if is_there(way, size)
-        }
-        for way in WAYS
-    }
     return {
         "ways": WAYS,
         "processes": list(PROCESSES),
         "chunks": list(CHUNKS),
         "start": START,
-        "runs": runs,
+        "runs": {way: runs(way) for way in WAYS},
         "head": HEAD,
         "tables": {size: table(size) for size in PROCESSES},
         "note": note(),
@@ -179,8 +202,20 @@ def data():
     }
 
 
+def runs(way):
+    """All runs of a way, by the number of processes and by the number of chunks. Only the ring lets a reader
+    choose the chunks."""
+    chunks = CHUNKS if way == "ring" else [START["chunks"]]
+    found = {}
+    for size in PROCESSES:
+        if is_there(way, size):
+            found[size] = {count: run(way, size, count) for count in chunks}
+    return found
+
+
 def note():
-    far, near = (f"{CONSTANT[f'bandwidth-{link}'] / 1e9:g} GB/s" for link in ("network", "node"))
+    far = f"{CONSTANT['bandwidth-network'] / 1e9:g} GB/s"
+    near = f"{CONSTANT['bandwidth-node'] / 1e9:g} GB/s"
     return (
         "1 x is the size of all gradients. A process's bytes are those that it sends plus those that it "
         "receives. In the table, the ring has as many chunks as processes. Times are estimates from the "
@@ -193,7 +228,8 @@ def note():
 def still():
     """What the page says where no script runs: the words, and the table."""
     size = START["processes"]
-    ring, server = (run(way, size, size)["steps"] for way in ("ring", "server"))
+    ring = run("ring", size, size)["steps"]
+    server = run("server", size, size)["steps"]
     said = (
         f"A ring of {size} processes takes {len(ring)} steps, and each process sends and receives "
         f"{ring[-1]['most']:.2f} times the size of the gradients; a server takes {len(server)} steps, and "

@@ -8,7 +8,7 @@ import json
 import re
 
 from planner import report
-from tools.makers.site import taken
+from tools.makers.site import extract
 from tools.makers.site.controls import ROOT, choice, control
 
 TITLE = "Pipeline schedules"
@@ -27,13 +27,22 @@ FILES = {
     "lessons/planner/plans.py": (),
     "lessons/planner/formulas.py": (),
 }
-timeline = taken.functions(ROOT / TIMELINE, *FILES[TIMELINE])
+timeline = extract.functions(ROOT / TIMELINE, *FILES[TIMELINE])
 
 PROCESSES, MICROBATCHES = (2, 4, 8), (1, 2, 4, 8, 16, 32)
 TWO_STAGES, ZERO = "interleaved", "zero-bubble"
 SCHEDULES = ("naive", "gpipe", "1f1b", TWO_STAGES, ZERO)
 FORWARD = 0.480  # seconds of the whole model on the whole batch, as in the notebook
 SLOW = {"none": "none", "first": "the first", "middle": "a middle one", "last": "the last"}
+HEAD = (
+    "schedule",
+    "micro-batches",
+    "step time",
+    "idle",
+    "idle by formula",
+    "held by first process",
+    "held by last process",
+)
 KINDS = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
 
 
@@ -67,18 +76,33 @@ NOTE = (
 def orders(schedule, processes, microbatches):
     """For each process the stage, the kind and the micro-batch of each of its actions."""
     if schedule in (TWO_STAGES, ZERO):
-        stored = json.loads((ROOT / ORDERS).read_text())[f"{schedule} {processes} {microbatches}"]
-        actions = [re.findall(r"(\d+)(\w)(\d+)", line) for line in stored]
-        return [[(int(stage), KINDS[kind], int(number)) for stage, kind, number in line] for line in actions]
-    microbatches = 1 if schedule == "naive" else microbatches
-    most = [processes - stage if schedule == "1f1b" else microbatches for stage in range(processes)]
-    return [order(stage, most[stage], microbatches) for stage in range(processes)]
+        return stored_orders(schedule, processes, microbatches)
+    if schedule == "naive":
+        microbatches = 1
+    found = []
+    for stage in range(processes):
+        most = processes - stage if schedule == "1f1b" else microbatches
+        found.append(order(stage, most, microbatches))
+    return found
+
+
+def stored_orders(schedule, processes, microbatches):
+    """The same of a schedule of torch's, from the file that orders.py has written."""
+    stored = json.loads((ROOT / ORDERS).read_text())
+    found = []
+    for line in stored[f"{schedule} {processes} {microbatches}"]:
+        actions = []
+        for stage, kind, number in re.findall(r"(\d+)(\w)(\d+)", line):
+            actions.append((int(stage), KINDS[kind], int(number)))
+        found.append(actions)
+    return found
 
 
 def order(stage, most, microbatches):
     """A stage that may hold this many micro-batches: it does a backward whenever it holds them, or has done
     all its forwards. A stage that may hold all of them has GPipe's order."""
-    actions, forwards = [], 0
+    actions = []
+    forwards = 0
     for backwards in range(microbatches):
         while forwards < min(microbatches, backwards + most):
             actions.append((stage, "forward", forwards))
@@ -90,30 +114,55 @@ def order(stage, most, microbatches):
 def when(lines, seconds):
     """Begin and end of each action, if each begins as soon as it can: lesson 10's events. A process does one
     thing at a time, in its order, and waits for what comes from the stages beside."""
-    last = max(stage for line in lines for stage, _, _ in line)
-    ends, events, left = {}, [[] for _ in lines], [list(line) for line in lines]
+    last = 0
+    for line in lines:
+        for stage, _, _ in line:
+            last = max(last, stage)
+    left = [list(line) for line in lines]
+    events = [[] for _ in lines]
+    ends = {}  # of what other actions wait for
 
-    def needs(stage, kind, number):
-        if kind == "forward":
-            return [("forward", stage - 1, number)] if stage else []
-        if kind == KINDS["W"]:
-            return [("gradient", stage, number)]
-        own = ("forward", stage, number)
-        return [own, ("gradient", stage + 1, number)] if stage < last else [own]
+    def begin_of(process, action):
+        """When this process can begin its action, or None if it waits for one that has no end yet."""
+        needed = needs(*action, last)
+        if any(need not in ends for need in needed):
+            return None
+        begin = max([ends[need] for need in needed], default=0.0)
+        if events[process]:
+            begin = max(begin, events[process][-1]["end"])
+        return begin
 
     while any(left):
-        ready = [at for at, line in enumerate(left) if line and all(need in ends for need in needs(*line[0]))]
-        if not ready:
+        begins = {}
+        for process, line in enumerate(left):
+            if line:
+                begins[process] = begin_of(process, line[0])
+        if all(begin is None for begin in begins.values()):
             raise ValueError("the processes wait for each other for ever")
-        for process in ready:
+
+        for process, begin in begins.items():
+            if begin is None:
+                continue
             stage, kind, number = left[process].pop(0)
-            before = [ends[need] for need in needs(stage, kind, number)]
-            begin = max([*before, *(event["end"] for event in events[process][-1:])], default=0.0)
             end = begin + seconds[kind][process]
-            ends[kind if kind in ("forward", KINDS["W"]) else "gradient", stage, number] = end
+            # Other stages wait for the forward and for the gradient of the input, whichever part makes it.
+            result = kind if kind in ("forward", KINDS["W"]) else "gradient"
+            ends[result, stage, number] = end
             event = {"stage": stage, "kind": kind, "microbatch": number, "begin": begin, "end": end}
             events[process].append(event)
     return events
+
+
+def needs(stage, kind, number, last):
+    """What must have ended before an action begins: results of this stage and of those beside it."""
+    if kind == "forward":
+        return [("forward", stage - 1, number)] if stage else []
+    if kind == KINDS["W"]:
+        return [("gradient", stage, number)]
+    needed = [("forward", stage, number)]
+    if stage < last:
+        needed.append(("gradient", stage + 1, number))
+    return needed
 
 
 def values_of(schedule, inputs):
@@ -122,11 +171,18 @@ def values_of(schedule, inputs):
     microbatches = 1 if schedule == "naive" else inputs["microbatches"]
     stages = 2 * processes if schedule == TWO_STAGES else processes
     slow = {"none": None, "first": 0, "middle": processes // 2, "last": processes - 1}[inputs["slow"]]
-    times = [inputs["times"] if process == slow else 1 for process in range(processes)]
-    forward = [FORWARD / stages / microbatches * one for one in times]
-    backward = [inputs["backward"] * one for one in forward]
-    half = [one / 2 for one in backward]
-    seconds = {"forward": forward, "backward": backward, KINDS["I"]: half, KINDS["W"]: half}
+
+    seconds = {kind: [] for kind in KINDS.values()}
+    for process in range(processes):
+        forward = FORWARD / stages / microbatches
+        if process == slow:
+            forward *= inputs["times"]
+        backward = inputs["backward"] * forward
+        seconds["forward"].append(forward)
+        seconds["backward"].append(backward)
+        seconds[KINDS["I"]].append(backward / 2)
+        seconds[KINDS["W"]].append(backward / 2)
+
     lines = orders(schedule, processes, microbatches)
     return {
         "schedule": schedule,
@@ -140,15 +196,20 @@ def values_of(schedule, inputs):
 
 def held(line):
     """The most micro-batches that a process holds: until a micro-batch's last backward in it has ended."""
-    count = most = 0
+    count = 0
+    most = 0
     for _, kind, _ in line:
-        count += (kind == "forward") - (kind in ("backward", KINDS["W"]))
+        if kind == "forward":
+            count += 1
+        elif kind in ("backward", KINDS["W"]):
+            count -= 1
         most = max(most, count)
     return most
 
 
 def end_of(values):
-    return max(event["end"] for row in values["events"] for event in row)
+    """When the last process has ended its last action."""
+    return max(row[-1]["end"] for row in values["events"])
 
 
 def share_held(values, process):
@@ -159,15 +220,14 @@ def share_held(values, process):
 
 def row(values):
     theory = "no formula" if values["schedule"] == ZERO else f"{timeline.idle_in_theory(values):.1%}"
-    first, last = (f"{share_held(values, process):.1%}" for process in (0, -1))
     return [
         values["schedule"],
         str(values["microbatches"]),
         report.duration(end_of(values)),
         f"{timeline.idle(values):.1%}",
         theory,
-        first,
-        last,
+        f"{share_held(values, 0):.1%}",
+        f"{share_held(values, -1):.1%}",
     ]
 
 
@@ -184,32 +244,37 @@ def bar(event, processes, longest):
 def answer(**inputs):
     runs = {schedule: values_of(schedule, inputs) for schedule in SCHEDULES}
     chosen = runs[inputs["schedule"]]
-    longest = max(end_of(values) for name, values in runs.items() if name != "naive")
-    if inputs["schedule"] == "naive":
-        longest = end_of(chosen)
-    head = [
-        *("schedule", "micro-batches", "step time", "idle", "idle by formula"),
-        *("held by first process", "held by last process"),
-    ]
-    caption = f"{inputs['processes']} processes, {inputs['microbatches']} micro-batches"
+    longest = end_of(chosen)
+    if inputs["schedule"] != "naive":
+        # The same scale for all schedules, so that a reader can compare them. The naive one is much longer.
+        for name, values in runs.items():
+            if name != "naive":
+                longest = max(longest, end_of(values))
+
+    rows = []
+    for line in chosen["events"]:
+        rows.append([bar(event, inputs["processes"], longest) for event in line])
+    shares = []
+    for process in range(inputs["processes"]):
+        share = share_held(chosen, process)
+        shares.append({"share": share, "words": f"{share:.1%}"})
+
     counts = ", ".join(map(str, chosen["held"]))
     said = (
         f"{inputs['schedule']}: a step takes {report.duration(end_of(chosen))}, and the processes are idle "
         f"for {timeline.idle(chosen):.1%} of it. Most micro-batches that each process holds at once: "
         f"{counts}."
     )
-    shares = [share_held(chosen, process) for process in range(inputs["processes"])]
     return {
         "inputs": inputs,
         "said": said,
-        # Not `row`: Python 3.12.1 would take the function below for it.
-        "rows": [[bar(event, inputs["processes"], longest) for event in line] for line in chosen["events"]],
-        "held": [{"share": share, "words": f"{share:.1%}"} for share in shares],
+        "rows": rows,
+        "held": shares,
         "end": report.duration(longest),
         "tables": [
             {
-                "caption": caption,
-                "head": head,
+                "caption": f"{inputs['processes']} processes, {inputs['microbatches']} micro-batches",
+                "head": HEAD,
                 "rows": [row(values) for values in runs.values()],
                 "chosen": SCHEDULES.index(inputs["schedule"]),
             }

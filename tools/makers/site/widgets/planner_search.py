@@ -69,25 +69,33 @@ def answer(**inputs):
     try:
         fitting = search.search(job_of(inputs), most=None)
     except ValueError as error:
-        return found | {"said": with_commas(f"{str(error)[0].upper()}{str(error)[1:]}.")}
+        reason = str(error)
+        found["said"] = with_commas(f"{reason[0].upper()}{reason[1:]}.")
+        return found
+
     best = fitting[:MOST]
     first = best[0]
     job = first["job"]
-    said = (
+    found["said"] = (
         f"{report.count(job['params'])} parameters on {job['gpus']:,} GPUs: {len(fitting):,} layouts fit. "
         f"The fastest is {ways(first)}: {report.duration(first['days'] * 86_400)} and "
         f"${first['dollars']:,.0f}."
     )
+    longest = 0
+    rows = []
+    for one in best:
+        rows.append([cell.strip() for cell in search.cells(one)])
+        longest = max(longest, sum(one["step_seconds"].values()))
+    found["ways"] = [bar(one, longest) for one in best]
+
     model = inputs["model"]
     words = models.words_of(inputs, {"model" if model in plans.MODELS else "params": model})
-    table = {
-        "caption": f"python lessons/planner {words} --search",
-        "head": [HEADS.get(word.strip(), word.strip()) for word in search.HEAD],
-        "rows": [[cell.strip() for cell in search.cells(one)] for one in best],
-        "chosen": 0,
-    }
-    longest = max(sum(one["step_seconds"].values()) for one in best)
-    return found | {"said": said, "tables": [table], "ways": [bar(one, longest) for one in best]}
+    head = []
+    for word in search.HEAD:
+        head.append(HEADS.get(word.strip(), word.strip()))
+    caption = f"python lessons/planner {words} --search"
+    found["tables"].append({"caption": caption, "head": head, "rows": rows, "chosen": 0})
+    return found
 
 
 def ways(one):

@@ -1,4 +1,4 @@
-// Draws what sharding.py answers: the best few ways to shard a job, each with its step in parts.
+// Draws what planner_search.py answers: the best few ways to shard a job, each with its step in parts.
 import { SPENT, drawing, element, filled, legend, live, patterns } from "./shared.js";
 
 live((answer, wide) => {

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 def source(path, names) -> str:
     """The text of these, and of nothing else that the file has."""
     text = path.read_text()
-    kinds = ast.FunctionDef | ast.ClassDef
-    found = {node.name: node for node in ast.parse(text).body if isinstance(node, kinds)}
-    return "\n\n\n".join(textwrap.dedent(ast.get_source_segment(text, found[name])) for name in names) + "\n"
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = textwrap.dedent(ast.get_source_segment(text, node))
+    return "\n\n\n".join(found[name] for name in names) + "\n"
 
 
 def functions(path, *names, **space) -> SimpleNamespace:
