@@ -28,9 +28,10 @@ HOPS = {  # the page's diffs, each from one script to another
     "horovod": (OLDER / "horovod_ddp.py", LESSON_04),
 }
 PORTS = [  # scripts for one process, and the same for several
-    tuple(ROOT / f"lessons/port/{name}{kind}.py" for name in ("before", "after"))
-    for kind in ("", "_iterations")
+    (ROOT / "lessons/port/before.py", ROOT / "lessons/port/after.py"),
+    (ROOT / "lessons/port/before_iterations.py", ROOT / "lessons/port/after_iterations.py"),
 ]
+RECIPE = ROOT / "lessons/recipes/mixed_precision.py"
 STARTED_BY = {
     "python": "`python`",
     "mp.spawn": "`python`, `mp.spawn`",
@@ -54,18 +55,24 @@ def code(path):
 
 
 def diff(before, after, read=Path.read_text, around=2):
-    one, other = (read(path).splitlines() for path in (before, after))
+    one = read(before).splitlines()
+    other = read(after).splitlines()
     return "\n".join(difflib.unified_diff(one, other, before.name, after.name, n=around, lineterm=""))
 
 
 def count(sign, before, after):
     """How many lines a script adds to the one before it ("+"), or takes away ("-")."""
-    return sum(line.startswith(sign) for line in diff(before, after).splitlines()[2:])
+    found = 0
+    for line in diff(before, after).splitlines()[2:]:  # after the names of the two files
+        if line.startswith(sign):
+            found += 1
+    return found
 
 
 def changes(path, before, folder=""):
     """How many lines a script adds and removes, and its diff. `folder` leads from the page to the script."""
-    more, less = (count(sign, before, path) for sign in "+-")
+    more = count("+", before, path)
+    less = count("-", before, path)
     words = f"adds {more} lines to {before.name} and takes {less} away"
     return f"[{path.name}]({folder}{path.name}) {words}:\n\n```diff\n{diff(before, path)}\n```\n"
 
@@ -84,9 +91,10 @@ def from_lesson(path) -> str:
 def hop(before, after) -> str:
     """How an old script was started, how its successor is, and what becomes of its lines."""
     commands = f"```sh\n{command(before)}    # before\n{command(after)}    # after\n```\n"
-    names = [f"[{path.name}]({'' if path.parent == OLDER else '../'}{path.name})" for path in (before, after)]
     shown = diff(before, after, code, around=1)
-    return f"{commands}\nFrom {names[0]} to {names[1]}:\n\n```diff\n{shown}\n```\n"
+    return (
+        f"{commands}\nFrom {link_from_older(before)} to {link_from_older(after)}:\n\n```diff\n{shown}\n```\n"
+    )
 
 
 def before(lesson: Lesson):
@@ -94,37 +102,46 @@ def before(lesson: Lesson):
     return lessons.get(lesson.grown_from).path if lesson.grown_from else None
 
 
+def link_from_older(path) -> str:
+    """The link of a script on the page in lessons/older."""
+    folder = "" if path.parent == OLDER else "../"
+    return f"[{path.name}]({folder}{path.name})"
+
+
 def link_notebooks(lesson: Lesson, folder: str) -> list[str]:
-    return [
-        f"[{notebook.number if notebook.stem == lesson.stem else notebook.title.lower()}]"
-        f"({folder}notebooks/{notebook.stem}.ipynb)"
-        for notebook in lesson.notebooks
-    ]
+    found = []
+    for notebook in lesson.notebooks:
+        name = notebook.number if notebook.stem == lesson.stem else notebook.title.lower()
+        found.append(f"[{name}]({folder}notebooks/{notebook.stem}.ipynb)")
+    return found
 
 
 def link_exercises(lesson: Lesson, folder: str) -> list[str]:
-    return [
-        f"[{path.stem.replace('_', ' ')}]({folder}lessons/exercises/{path.name})"
-        for notebook in lesson.notebooks
-        for path in lessons.exercises(notebook.number)
-    ]
+    found = []
+    for notebook in lesson.notebooks:
+        for path in lessons.exercises(notebook.number):
+            found.append(f"[{path.stem.replace('_', ' ')}]({folder}lessons/exercises/{path.name})")
+    return found
 
 
 def annotated(before, after) -> str:
     """The diff of two scripts, cut into its parts with a sentence on each. `patch` reads it too."""
+    more = count("+", before, after)
+    less = count("-", before, after)
+    old = f"[{before.name}](../{before.parent.name}/{before.name})"
+    new = f"[{after.name}](../{after.parent.name}/{after.name})"
+    text = [f"```sh\n{command(after)}\n```\n", f"{new} adds {more} lines to {old} and takes {less} away.\n"]
+
     shown = sentences_on(f"{before.parent.name}/{before.stem}", f"{after.parent.name}/{after.stem}")
-    more, less = (count(sign, before, after) for sign in "+-")
-    links = [f"[{path.name}](../{path.parent.name}/{path.name})" for path in (before, after)]
-    text = [
-        f"```sh\n{command(after)}\n```\n",
-        f"{links[1]} adds {more} lines to {links[0]} and takes {less} away.\n",
-    ]
     lines = diff(before, after, around=1).splitlines()
-    for number, (sentence, part) in enumerate(shown.parts):
-        here = len(part) + (2 if number == 0 else 0)
-        here += lines[2 if number == 0 else 0].startswith("@@")  # the first part of a place
-        text.append(f"{sentence}\n\n```diff\n" + "\n".join(lines[:here]) + "\n```\n")
-        del lines[:here]
+    names = 2  # the lines at the top that name the two files: they go with the first part
+    for sentence, part in shown.parts:
+        length = names + len(part)
+        if lines[names].startswith("@@"):  # the first part of a place
+            length += 1
+        text.append(f"{sentence}\n\n```diff\n" + "\n".join(lines[:length]) + "\n```\n")
+        del lines[:length]
+        names = 0
     return "\n".join(text)
 
 
@@ -138,7 +155,9 @@ def grown_from(lesson: Lesson) -> str:
 def ladder_table() -> str:
     """README's table: the lessons that lead to many machines, with the minutes that their notebooks take."""
     lines = ["| Lesson | What is new | Notebook |", "| --- | --- | --- |"]
-    for lesson in [lesson for lesson in LESSONS if re.match(r"0[1-6]", lesson.number)]:
+    for lesson in LESSONS:
+        if not re.match(r"0[1-6]", lesson.number):
+            continue
         row = lesson.notebooks[0]
         minutes = minutes_to_read(nbformat.read(row.path, as_version=4))
         page = f"[{lesson.number}](lessons/pages/{lesson.page.name})"
@@ -169,10 +188,15 @@ def contents() -> str:
     head = ("lesson", "idea", "script, started by", "grown from", "notebooks", "exercises")
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for lesson in LESSONS:
-        cells = [f"[{lesson.number}. {lesson.title}](pages/{lesson.page.name})", lesson.idea]
-        cells += [f"[{lesson.path.name}]({lesson.path.name}), {STARTED_BY[lesson.launcher]}"]
-        cells += [grown_from(lesson), "; ".join(link_notebooks(lesson, "../"))]
-        cells += ["; ".join(link_exercises(lesson, "../")).replace("(../lessons/", "(")]
+        exercises = "; ".join(link_exercises(lesson, "../"))
+        cells = [
+            f"[{lesson.number}. {lesson.title}](pages/{lesson.page.name})",
+            lesson.idea,
+            f"[{lesson.path.name}]({lesson.path.name}), {STARTED_BY[lesson.launcher]}",
+            grown_from(lesson),
+            "; ".join(link_notebooks(lesson, "../")),
+            exercises.replace("(../lessons/", "("),  # the page lies in this folder
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -180,8 +204,12 @@ def contents() -> str:
 def beside(rows, row):
     """What comes before this row, and what comes next."""
     place = rows.index(row)
-    others = (("before", place - 1), ("next", place + 1))
-    return [(word, rows[other]) for word, other in others if 0 <= other < len(rows)]
+    found = []
+    if place > 0:
+        found.append(("before", rows[place - 1]))
+    if place + 1 < len(rows):
+        found.append(("next", rows[place + 1]))
+    return found
 
 
 def way(lesson: Lesson) -> str:
@@ -210,14 +238,21 @@ if not os.path.exists("show"):
 
 def with_fetch(notebook, address=lessons.ADDRESS):
     """A notebook that fetches the repository, if it is known where this is published."""
-    cells = [cell for cell in notebook.cells if cell.get("id") != "fetch"]
-    if address:
-        at = next(number for number, cell in enumerate(cells) if cell.cell_type == "code")
-        cells.insert(at, nbformat.v4.new_code_cell(FETCH.format(address=address), id="fetch"))
+    cells = []
+    for cell in notebook.cells:
+        if cell.get("id") == "fetch":
+            continue
+        if cell.cell_type == "code" and address:
+            cells.append(nbformat.v4.new_code_cell(FETCH.format(address=address), id="fetch"))
+            address = ""  # only before the first cell of code
+        cells.append(cell)
     notebook.cells = cells
-    code = [cell for cell in cells if cell.cell_type == "code"]
-    for number, cell in enumerate(code, 1):
-        cell.execution_count = number
+
+    number = 0
+    for cell in cells:
+        if cell.cell_type == "code":
+            number += 1
+            cell.execution_count = number
     return notebook
 
 
@@ -241,18 +276,20 @@ SECONDS = {"picture": 12, "line of code": 2, "line of a diff": 2, "question": 30
 def minutes_to_read(notebook) -> int:
     prose = " ".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     prose = re.sub(r"(?s)<!-- (.*?): .*?<!-- end of \1 -->", "", prose)  # nobody reads the way
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.get("id") != "fetch"]
-    shown = [cell.source for cell in code if "hide-input" not in cell.metadata.get("tags", [])]
-    diffs = [output for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
-    numbers = {
-        "picture": sum("image/png" in output.get("data", {}) for output in outputs),
-        "line of code": sum(bool(line.strip()) for source in shown for line in source.splitlines()),
-        "line of a diff": len(
-            re.findall(r"(?m)^[-+ ] ", "".join(one["data"]["text/markdown"] for one in diffs))
-        ),
-        "question": prose.count("**Predict"),
-    }
+    numbers = dict.fromkeys(SECONDS, 0)
+    numbers["question"] = prose.count("**Predict")
+    for cell in notebook.cells:
+        is_folded = "hide-input" in cell.metadata.get("tags", [])
+        if cell.cell_type == "code" and cell.get("id") != "fetch" and not is_folded:
+            for line in cell.source.splitlines():
+                if line.strip():
+                    numbers["line of code"] += 1
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                numbers["picture"] += 1
+            if output.get("metadata", {}).get("rungs") == "diff":
+                lines = re.findall(r"(?m)^[-+ ] ", output["data"]["text/markdown"])
+                numbers["line of a diff"] += len(lines)
     seconds = sum(SECONDS[what] * number for what, number in numbers.items())
     return round(len(prose.split()) / WORDS_A_MINUTE + seconds / 60)
 
@@ -266,11 +303,13 @@ def notebook_way(row: Notebook) -> str:
     found = ["[Contents](README.md)"]
     for word, other in beside(lessons.NOTEBOOKS, row):
         found.append(f"{word}: [{full_name(other)}]({other.stem}.ipynb)")
-    scripts = [lesson.path.name for lesson in LESSONS if row in lesson.notebooks]
-    found += [f"script: [{name}](../lessons/{name})" for name in scripts]
-    for path in lessons.exercises(row.number) if row.number else ():
-        name = f"[{path.stem.replace('_', ' ')}](../lessons/exercises/{path.name})"
-        found.append(f"[exercise](../lessons/exercises/README.md): {name}")
+    for lesson in LESSONS:
+        if row in lesson.notebooks:
+            found.append(f"script: [{lesson.path.name}](../lessons/{lesson.path.name})")
+    if row.number:
+        for path in lessons.exercises(row.number):
+            name = f"[{path.stem.replace('_', ' ')}](../lessons/exercises/{path.name})"
+            found.append(f"[exercise](../lessons/exercises/README.md): {name}")
     return " | ".join(found) + "\n"
 
 
@@ -283,13 +322,17 @@ def read(row: Notebook):
 
 def with_way(row: Notebook, notebook):
     """A notebook with its way at both ends, and how long it takes at the beginning."""
-    first, last = notebook.cells[0], notebook.cells[-1]
-    begin = badges(row.stem) + notebook_way(row)
-    minutes, seconds = minutes_to_read(notebook), notebook.metadata["rungs"]["seconds"]
+    way = notebook_way(row)
+    minutes = minutes_to_read(notebook)
+    seconds = notebook.metadata["rungs"]["seconds"]
     card = f"\n{minutes} minutes to read; {seconds} seconds to run on two cores without a GPU.\n"
-    for cell, text in ((first, begin + card), (last, notebook_way(row))):
-        where = f"notebooks/{row.stem}.ipynb, in its {'first' if cell is first else 'last'} cell,"
-        cell.source = written_between(cell.source, where, {"way": text})
+    name = f"notebooks/{row.stem}.ipynb"
+
+    first = notebook.cells[0]
+    begin = badges(row.stem) + way + card
+    first.source = written_between(first.source, f"{name}, in its first cell,", {"way": begin})
+    last = notebook.cells[-1]
+    last.source = written_between(last.source, f"{name}, in its last cell,", {"way": way})
     return with_fetch(notebook)
 
 
@@ -299,7 +342,8 @@ SHOWN = re.compile(r'show\.diff\(\s*"(\w+)",\s*"(\w+)"(?:,\s*places=\[([\d, ]+)\
 def diff_of(cell):
     """What a cell that calls show.diff shows, of the lessons as they are."""
     before, after, places = SHOWN.search(cell.source).groups()
-    return sentences_on(before, after, [int(place) for place in places.split(",")] if places else ())
+    chosen = [int(place) for place in places.split(",")] if places else ()
+    return sentences_on(before, after, chosen)
 
 
 def sentences_on(before, after, chosen=()):
@@ -318,55 +362,73 @@ def with_diffs(notebook):
         for output in cell.get("outputs", []):
             if output.get("metadata", {}).get("rungs") == "diff":
                 shown = diff_of(cell)
-                texts = {"text/markdown": shown._repr_markdown_(), "text/plain": repr(shown).rstrip("\n")}
-                output["data"] = texts
+                output["data"] = {
+                    "text/markdown": shown._repr_markdown_(),
+                    "text/plain": repr(shown).rstrip("\n"),
+                }
     return notebook
 
 
 def notebook_list() -> str:
     """The list of notebooks, with the question that each asks."""
-    rows = [(full_name(row), row) for row in lessons.NOTEBOOKS]
-    return "".join(f"- [{name}]({row.stem}.ipynb): {row.question}\n" for name, row in rows)
+    lines = []
+    for row in lessons.NOTEBOOKS:
+        lines.append(f"- [{full_name(row)}]({row.stem}.ipynb): {row.question}\n")
+    return "".join(lines)
 
 
 def pages():
     """What is written into each page: the text for each pair of markers."""
-    found = {
+    return pages_of_lessons() | {
         ROOT / "README.md": {"clone": clone(), "one screen": one_screen(), "ladder": ladder_table()},
         ROOT / "notebooks/README.md": {"notebooks": notebook_list()},
         ROOT / "lessons/README.md": {"contents": contents()},
-    }
-    for lesson in LESSONS:
-        # The page's card has the command already.
-        text = changes(lesson.path, before(lesson), "../") if before(lesson) else block(lesson.path, None)
-        found[lesson.page] = {"way": way(lesson), lesson.stem: text}
-        found[lesson.page]["way on"] = way(lesson)
-    first, fp16 = LESSONS[0].path, ROOT / "lessons/parts/fp16.py"
-    recipe = ROOT / "lessons/recipes/mixed_precision.py"
-    lesson_03, lesson_06b, lesson_07, lesson_08 = map(
-        lessons.get, ("03_ddp_spawn", "06b_preemption", "07_mixed_precision", "08_real_training")
-    )
-    found[lesson_03.page]["from lesson 01"] = changes(lesson_03.path, first, "../")  # for who skips lesson 02
-    found[lesson_03.page]["one screen"] = one_screen()
-    found[lesson_06b.page]["faults"] = faults.listed()
-    found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
-    frameworks = [path for path in FRAMEWORKS if path.stem not in SHARDED]
-    found |= {
-        ROOT / "lessons/pages/recipes.md": {recipe.stem: block(recipe, lesson_08.path, "../recipes/")},
+        ROOT / "lessons/pages/recipes.md": {RECIPE.stem: recipe()},
         ROOT / "lessons/launch/README.md": {"links": links.listed()},
         ROOT / "lessons/launch/free_gpus.md": {"clone": clone_in_a_cell()},
         words.PAGE: {"words": words.index()},
         ROOT / "lessons/pages/port.md": {after.stem: annotated(before, after) for before, after in PORTS},
-        FRAMEWORKS[0].parent / "README.md": {path.stem: from_lesson(path) for path in frameworks},
+        FRAMEWORKS[0].parent / "README.md": frameworks(),
         OLDER / "README.md": {name: hop(*scripts) for name, scripts in HOPS.items()},
     }
+
+
+def pages_of_lessons():
+    found = {}
+    for lesson in LESSONS:
+        # The page's card has the command already.
+        text = changes(lesson.path, before(lesson), "../") if before(lesson) else block(lesson.path, None)
+        found[lesson.page] = {"way": way(lesson), lesson.stem: text, "way on": way(lesson)}
+
+    first = LESSONS[0].path
+    lesson_03 = lessons.get("03_ddp_spawn")
+    found[lesson_03.page]["from lesson 01"] = changes(lesson_03.path, first, "../")  # for who skips lesson 02
+    found[lesson_03.page]["one screen"] = one_screen()
+    lesson_06b = lessons.get("06b_preemption")
+    found[lesson_06b.page]["faults"] = faults.listed()
+    lesson_07 = lessons.get("07_mixed_precision")
+    fp16 = ROOT / "lessons/parts/fp16.py"
+    found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
+    return found
+
+
+def recipe() -> str:
+    return block(RECIPE, lessons.get("08_real_training").path, "../recipes/")
+
+
+def frameworks() -> dict[str, str]:
+    found = {}
+    for path in FRAMEWORKS:
+        if path.stem not in SHARDED:
+            found[path.stem] = from_lesson(path)
     return found
 
 
 def written_between(page, where, blocks, command="make diffs"):
     """A page with its blocks as they must be."""
     for name, text in blocks.items():
-        start, end = f"<!-- {name}: written by `{command}` -->", f"<!-- end of {name} -->"
+        start = f"<!-- {name}: written by `{command}` -->"
+        end = f"<!-- end of {name} -->"
         if page.count(start) != 1 or page.count(end) != 1:
             raise SystemExit(f"error: {where} needs the line {start} and, after it, {end}, once each")
         head, rest = page.split(start)
@@ -376,14 +438,18 @@ def written_between(page, where, blocks, command="make diffs"):
 
 def main(check):
     """Write it all; or write nothing, and fail if something would change."""
-    new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
+    new = {}
+    for path, blocks in pages().items():
+        new[path] = written_between(path.read_text(), path, blocks)
     for row in lessons.NOTEBOOKS:
         new[row.path] = nbformat.writes(with_diffs(with_way(row, read(row)))) + "\n"
+
     for path, page in new.items():
-        if not path.exists() or page != path.read_text():
-            if check:
-                sys.exit(f"error: {path} and the lessons disagree: run make diffs")
-            path.write_text(page)
+        if path.exists() and page == path.read_text():
+            continue
+        if check:
+            sys.exit(f"error: {path} and the lessons disagree: run make diffs")
+        path.write_text(page)
 
 
 if __name__ == "__main__":

@@ -22,22 +22,24 @@ LEFT_OUT = {"notebooks/show/sentences.py", "tools/lessons.toml"}
 
 def bare(text):
     """Python without its comments, docstrings and empty lines, which change nothing that it does."""
-    lines, full = text.splitlines(), set()
+    lines = text.splitlines()
+    kept = set()  # numbers of lines
     layout = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     try:
         tree = ast.parse(text)
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            first, column = token.start
             if token.type == tokenize.COMMENT:
-                lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
+                lines[first - 1] = lines[first - 1][:column]
             elif token.type not in layout:
-                full.update(range(token.start[0], token.end[0] + 1))
+                kept.update(range(first, token.end[0] + 1))
     except (SyntaxError, tokenize.TokenError):
         return text  # a notebook's line for a shell
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             docstring = node.body[0]
-            full.difference_update(range(docstring.lineno, docstring.end_lineno + 1))
-    return "\n".join(lines[number - 1].rstrip() for number in sorted(full))
+            kept.difference_update(range(docstring.lineno, docstring.end_lineno + 1))
+    return "\n".join(lines[number - 1].rstrip() for number in sorted(kept))
 
 
 def digest(content):
@@ -50,37 +52,56 @@ def of_file(name):
     path = ROOT / name
     if not path.exists():
         return ""
-    return digest(bare(path.read_text()).encode() if path.suffix == ".py" else path.read_bytes())
+    if path.suffix == ".py":
+        return digest(bare(path.read_text()).encode())
+    return digest(path.read_bytes())
 
 
 def of_code(notebook):
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.get("id") != "fetch"]
-    code = [bare(cell.source) for cell in cells]
+    code = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and cell.get("id") != "fetch":
+            code.append(bare(cell.source))
     return digest(json.dumps(code).encode())
 
 
 def used(lines):
-    """The digest of each file of the repository among those that processes have opened: see used/."""
+    """The digest of each file of the repository among those that processes have opened: see files_used."""
     # A new lesson is not tracked yet when its notebook is executed for the first time.
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    paths = {importlib.util.source_from_cache(line) if "__pycache__" in line else line for line in lines}
-    names = {path.removeprefix(f"{ROOT}/") for path in paths} & set(listed.stdout.splitlines())
-    return {name: of_file(name) for name in sorted(names - LEFT_OUT) if not name.endswith(".ipynb")}
+    ours = set(listed.stdout.splitlines())
+    names = set()
+    for path in lines:
+        if "__pycache__" in path:  # Python opens only this if it has compiled the file before
+            path = importlib.util.source_from_cache(path)
+        name = path.removeprefix(f"{ROOT}/")
+        if name in ours and name not in LEFT_OUT and not name.endswith(".ipynb"):
+            names.add(name)
+    return {name: of_file(name) for name in sorted(names)}
 
 
 def stale(notebook):
     """What has changed since a notebook was executed, in words."""
-    kept = notebook.metadata.get("rungs", {})
-    if "used" not in kept:
+    stored = notebook.metadata.get("rungs", {})
+    if "used" not in stored:
         return []  # it was executed before there were digests: a test that runs at night names it
-    found = [] if of_code(notebook) == kept["code"] else ["its code has changed"]
-    found += [f"{name} has changed" for name, known in kept["used"].items() if of_file(name) != known]
-    texts = [(ROOT / name).read_text() for name in kept["used"] if name.endswith(".py") and of_file(name)]
+    found = []
+    if of_code(notebook) != stored["code"]:
+        found.append("its code has changed")
+    texts = []
+    for name, known in stored["used"].items():
+        if of_file(name) != known:
+            found.append(f"{name} has changed")
+        if name.endswith(".py") and (ROOT / name).exists():
+            texts.append((ROOT / name).read_text())
+
+    # A notebook shows source with its comments, and these are not in the digests.
     for number, cell in enumerate(notebook.cells, 1):
         for output in cell.get("outputs", []):
-            # With its comments, and these are not in the digests.
-            is_source = output.get("metadata", {}).get("rungs") == "source"
-            if is_source and not any(output["data"]["text/plain"] in text for text in texts):
+            if output.get("metadata", {}).get("rungs") != "source":
+                continue
+            source = output["data"]["text/plain"]
+            if not any(source in text for text in texts):
                 found.append(f"cell {number} shows source that is nowhere")
     return found

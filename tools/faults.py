@@ -33,9 +33,11 @@ WAITS = {
 def read():
     rows = {}
     for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items():
-        filled = {field: text.format(**WAITS) for field, text in row.items() if isinstance(text, str)}
-        limit = sum(WAITS[wait] for wait in row["limit"])
-        rows[name] = SimpleNamespace(**row | filled | {"limit": limit})
+        for field, value in row.items():
+            if isinstance(value, str):
+                row[field] = value.format(**WAITS)
+        row["limit"] = sum(WAITS[wait] for wait in row["limit"])
+        rows[name] = SimpleNamespace(**row)
     return rows
 
 

@@ -4,9 +4,17 @@ INK = "#757575"  # pages are light or dark, and a picture has no ground of its o
 WIDTH = 5  # inches: at DPI, twice as many dots as a page gives it
 DPI = 220
 STYLE = {
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
     "axes.titlesize": 11,
     "figure.constrained_layout.use": True,
     "font.size": 10,

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from planner import formulas
 
-RANKS, LATENCY = 8, 5e-6
-SMALL, LARGE = 32_000 * 4, 7_000_000_000 * 2  # bytes: lesson 04's gradients in fp32, 7 billion in bf16
+RANKS = 8
+LATENCY = 5e-6
+SMALL = 32_000 * 4  # bytes of lesson 04's gradients in fp32
+LARGE = 7_000_000_000 * 2  # bytes of 7 billion gradients in bf16
 MACHINE = (
     "https://raw.githubusercontent.com/mlcommons/inference_results_v4.1/main/closed/NVIDIA/systems/"
     "H200-SXM-141GBx8_TRT_MaxQ.json"
@@ -39,14 +41,17 @@ def seconds(size: float, link: Link) -> float:
 def in_words(taken: float) -> str:
     if taken >= 1:
         return f"{taken:.1f} s"
-    return f"{1000 * taken:.2g} ms" if taken < 0.1 else f"{1000 * taken:.0f} ms"
+    if taken >= 0.1:
+        return f"{1000 * taken:.0f} ms"
+    return f"{1000 * taken:.2g} ms"
 
 
 def listed() -> str:
     lines = ["| link | GB/s, one way | 32,000 parameters | 7 billion | source |"]
     lines.append("| --- | ---: | ---: | ---: | --- |")
     for link in LINKS:
-        small, large = (in_words(seconds(size, link)) for size in (SMALL, LARGE))
+        small = in_words(seconds(SMALL, link))
+        large = in_words(seconds(LARGE, link))
         lines.append(f"| {link.name} | {link.bandwidth / 1e9:g} | {small} | {large} | {link.source} |")
     return "\n".join(lines) + "\n"
 

@@ -22,8 +22,16 @@ from tools import lessons
 KINDS = {  # of units, and how many basic units each is
     "": {"times": 1, "points": 1, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12},
     "share": {"%": 0.01},
-    "time": {"microseconds": 1e-6, "ms": 1e-3, "milliseconds": 1e-3, "s": 1, "seconds": 1}
-    | {"minutes": 60, "hours": 3600, "days": 86400},
+    "time": {
+        "microseconds": 1e-6,
+        "ms": 1e-3,
+        "milliseconds": 1e-3,
+        "s": 1,
+        "seconds": 1,
+        "minutes": 60,
+        "hours": 3600,
+        "days": 86400,
+    },
     "size": {
         "bytes": 1,
         "kB": 1e3,
@@ -35,7 +43,10 @@ KINDS = {  # of units, and how many basic units each is
         "GiB": 2**30,
     },
 }
-UNITS = {unit: (kind, factor) for kind, units in KINDS.items() for unit, factor in units.items()}
+UNITS = {}
+for kind, units in KINDS.items():
+    for unit, factor in units.items():
+        UNITS[unit] = (kind, factor)
 UNIT = rf"(?P<unit>{'|'.join(UNITS)})(?!\w)"
 NUMBER = re.compile(
     r"(?<![\w.])(?<!\d,)(?<![A-Za-z]-)(?P<digits>\d{1,3}(?:[,_]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e-?\d+)?)"
@@ -45,7 +56,8 @@ NAMED = re.compile(rf"(?<![A-Za-z_'/]){UNIT}")
 NOT_PROSE = re.compile(
     r"(?ms)<!-- (?P<name>[^>]*?): written by.*?<!-- end of (?P=name) -->|^```.*?^```|^#+ .*?$"
 )
-PARAGRAPH, SENTENCE = re.compile(r"\n\n+|\n(?=- |\d\. |\|)"), re.compile(r"(?<=[.!?])\s+(?=[A-Z*\[`(0-9])")
+PARAGRAPH = re.compile(r"\n\n+|\n(?=- |\d\. |\|)")
+SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z*\[`(0-9])")
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 EXACT = re.compile(r"<!-- exact: (.*?) -->")
 # Code, HTML, where links lead, years, names of lessons and versions.
@@ -66,29 +78,47 @@ def values(texts) -> set[tuple[str, float]]:
     """
     found = set()
     for text in filter(None, texts):
-        possible = {UNITS[match["unit"]] for match in NAMED.finditer(text)}
-        possible |= {(kind, 1) for kind in KINDS.keys() - {kind for kind, _ in possible}}
+        possible = possible_units(text)
         for _, number, unit in numbers(text):
             value = float(number)
             found.add(("", value))
-            found |= {(kind, value * factor) for kind, factor in ([UNITS[unit]] if unit else possible)}
+            for kind, factor in [UNITS[unit]] if unit else possible:
+                found.add((kind, value * factor))
+    return found
+
+
+def possible_units(text) -> set[tuple[str, float]]:
+    """The units that a text names; of each kind of which it names none, the basic unit."""
+    found = {UNITS[match["unit"]] for match in NAMED.finditer(text)}
+    named = {kind for kind, _ in found}
+    for kind in KINDS:
+        if kind not in named:
+            found.add((kind, 1))
     return found
 
 
 def is_among(number, unit, found, is_rounded=True) -> bool:
     kind, factor = UNITS[unit] if unit else ("", 1)
-    margin = 0.5000001 * 10.0 ** number.as_tuple().exponent if is_rounded else 1e-9 * float(number)
-    return any(what == kind and abs(value / factor - float(number)) <= margin for what, value in found)
+    wanted = float(number)
+    half_of_the_last_digit = 0.5000001 * 10.0 ** number.as_tuple().exponent
+    margin = half_of_the_last_digit if is_rounded else 1e-9 * wanted
+    return any(other == kind and abs(value / factor - wanted) <= margin for other, value in found)
 
 
 def shown(notebook) -> tuple[list[str], list[str]]:
     """What a notebook shows, of pictures the alt texts; and its code, with source that it shows."""
-    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    results, code = [], [re.sub(r":[^{}\s]*\}", "}", source) for source in cells]  # a format has no number
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-        metadata, data = output.get("metadata", {}), output.get("data", {})
-        to = code if metadata.get("rungs") in ("diff", "source") else results
-        to += [output.get("text"), data.get("text/plain"), metadata.get("image/png", {}).get("alt")]
+    results = []
+    code = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            code.append(re.sub(r":[^{}\s]*\}", "}", cell.source))  # a format has no number
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            metadata = output.get("metadata", {})
+            texts = code if metadata.get("rungs") in ("diff", "source") else results
+            texts.append(output.get("text"))
+            texts.append(output.get("data", {}).get("text/plain"))
+            texts.append(metadata.get("image/png", {}).get("alt"))
     return results, code
 
 
@@ -96,19 +126,25 @@ def texts_of(path) -> list[str]:
     """A file that a paragraph links; a folder and what is on the web have no text here."""
     if path.suffix == ".ipynb":
         notebook = nbformat.read(path, as_version=4)
-        return [cell.source for cell in notebook.cells] + shown(notebook)[0]
-    return [path.read_text()] if path.is_file() else []
+        results, _ = shown(notebook)
+        return [cell.source for cell in notebook.cells] + results
+    if path.is_file():
+        return [path.read_text()]
+    return []
 
 
 def unfounded(path, notebook) -> tuple[list[str], int]:
     """A line for each number of a notebook's prose that is nowhere, and how many were looked for."""
     results, code = shown(notebook)
-    results, code = values(results), values(code)
-    found, count = [], 0
+    results = values(results)
+    code = values(code)
+    found = []
+    count = 0
     for at, cell in enumerate(notebook.cells, 1):
-        text = NOT_PROSE.sub("\n\n", cell.source) if cell.cell_type == "markdown" else ""
-        for paragraph in PARAGRAPH.split(text):
-            exact = {number for text in EXACT.findall(paragraph) for _, number, _ in numbers(text)}
+        if cell.cell_type != "markdown":
+            continue
+        for paragraph in PARAGRAPH.split(NOT_PROSE.sub("\n\n", cell.source)):
+            exact = exact_numbers(paragraph)
             for sentence in SENTENCE.split(paragraph):
                 is_quoted = any(link.startswith("https://") for link in LINK.findall(sentence))
                 for match, number, unit in numbers(NO_NUMBER.sub(" ", sentence)):
@@ -119,10 +155,26 @@ def unfounded(path, notebook) -> tuple[list[str], int]:
                         continue
                     if is_among(number, unit, code, is_rounded=False):
                         continue
-                    files = [path.parent / link.partition("#")[0] for link in LINK.findall(paragraph)]
-                    if not is_among(number, unit, values(text for file in files for text in texts_of(file))):
+                    if not is_among(number, unit, linked_values(path, paragraph)):
                         found.append(f"cell {at}: {match[0]} in: {' '.join(sentence.split())}")
     return found, count
+
+
+def exact_numbers(paragraph) -> set[Decimal]:
+    """Those of the comments that say of a number that it is exact."""
+    found = set()
+    for text in EXACT.findall(paragraph):
+        for _, number, _ in numbers(text):
+            found.add(number)
+    return found
+
+
+def linked_values(path, paragraph) -> set[tuple[str, float]]:
+    """The numbers of the files that a paragraph of this notebook links."""
+    texts = []
+    for link in LINK.findall(paragraph):
+        texts += texts_of(path.parent / link.partition("#")[0])
+    return values(texts)
 
 
 def main():

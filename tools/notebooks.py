@@ -26,7 +26,8 @@ from tools.lessons import ROOT
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-SECONDS, BYTES = 300, 2_500_000
+SECONDS = 300
+BYTES = 2_500_000
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
 PICTURES = {"kill.png": ("05_snapshots", "crashes.draw_loss(")}
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -39,13 +40,21 @@ def read(path):
 def execute(path, where=FOLDER, **environment):
     """Run a notebook in a new kernel, started in that folder. Returns it with its new outputs, tidied."""
     notebook = read(path)
-    options = {"coalesce_streams": True, "store_widget_state": False}
-    resources = {"metadata": {"path": str(where)}}
-    client = NotebookClient(notebook, timeout=400, kernel_name="python3", resources=resources, **options)
+    client = NotebookClient(
+        notebook,
+        timeout=400,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(where)}},
+        coalesce_streams=True,
+        store_widget_state=False,
+    )
     start = time.monotonic()
     with tempfile.NamedTemporaryFile("r", prefix="rungs-used-") as file:
-        path = os.pathsep.join(filter(None, [str(ROOT / "tools/files_used"), os.environ.get("PYTHONPATH")]))
-        client.execute(env=os.environ | {"PYTHONPATH": path, "USED": file.name} | environment)
+        folders = [str(ROOT / "tools/files_used")]
+        if os.environ.get("PYTHONPATH"):
+            folders.append(os.environ["PYTHONPATH"])
+        more = {"PYTHONPATH": os.pathsep.join(folders), "USED": file.name}
+        client.execute(env=os.environ | more | environment)
         used = digests.used(file.read().splitlines())
     tidy(notebook, time.monotonic() - start)
     notebook.metadata["rungs"] |= {"code": digests.of_code(notebook), "used": used}
@@ -61,16 +70,24 @@ def tidy(notebook, seconds):
         "rungs": notebook.metadata.get("rungs", {}) | {"seconds": round(seconds)},
     }
     for cell in notebook.cells:
-        cell.metadata = {name: value for name, value in cell.metadata.items() if name == "tags"}
+        tags = cell.metadata.get("tags")
+        cell.metadata = {} if tags is None else {"tags": tags}
         if "hide-input" in cell.metadata.get("tags", []):
             cell.metadata["jupyter"] = {"source_hidden": True}
-        if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
-            for output in [one for one in cell.outputs if one["output_type"] == "execute_result"]:
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+        for output in cell.outputs:
+            if output["output_type"] == "execute_result":
                 output["metadata"] = {}
-            for output in [one for one in cell.outputs if one.get("metadata", {}).get("rungs") == "diff"]:
+            if label(output) == "diff":
                 output["data"].pop("text/html", None)  # only JupyterLab shows its colours
     return notebook
+
+
+def label(output):
+    """What show has marked an output as: "diff", "source", or nothing."""
+    return output.get("metadata", {}).get("rungs")
 
 
 def texts(cell):
@@ -81,7 +98,9 @@ def texts(cell):
         elif output["output_type"] == "error":
             yield "\n".join(output["traceback"])
         else:
-            yield from (str(text) for kind, text in output["data"].items() if not kind.startswith("image/"))
+            for kind, text in output["data"].items():
+                if not kind.startswith("image/"):
+                    yield str(text)
 
 
 FORBIDDEN = {
@@ -102,8 +121,8 @@ def complaints(path, notebook):
     if seconds is None or seconds > SECONDS:
         shorter = "make it shorter, or execute it while nothing else runs"
         found.append(f"{path.name} took {seconds} seconds, more than {SECONDS}: {shorter}")
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    if [cell.execution_count for cell in code] != list(range(1, len(code) + 1)):
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    if counts != list(range(1, len(counts) + 1)):
         found.append(f"{path.name} was not executed from top to bottom")
     return found
 
@@ -113,14 +132,16 @@ def shown(name, notebook):
     found = []
     for number, cell in enumerate(notebook.cells, 1):
         where = f"{name}, cell {number}"
+        may_show_a_stack = "stack-trace" in cell.metadata.get("tags", [])
         for text in texts(cell):
             for what, pattern in FORBIDDEN.items():
                 if match := re.search(pattern, text):
                     found.append(f"{where} shows {what}: {match[0]}")
-            if "stack-trace" not in cell.metadata.get("tags", []) and re.search(STACK, text, re.M):
+            if not may_show_a_stack and re.search(STACK, text, re.M):
                 found.append(f"{where} shows a stack trace, and no tag says that this is the point")
-        if cell.cell_type == "code" and len(cell.source.splitlines()) > 40:
-            found.append(f"{where} has {len(cell.source.splitlines())} lines of code, more than 40")
+        lines = len(cell.source.splitlines())
+        if cell.cell_type == "code" and lines > 40:
+            found.append(f"{where} has {lines} lines of code, more than 40")
         if any(output["output_type"] == "error" for output in cell.get("outputs", [])):
             found.append(f"{where} failed")
     return found
@@ -136,42 +157,72 @@ FIVE = r"## In five sentences\n\n(\d\. .+\n){5}\n"
 
 def missing(stem, notebook):
     """What every notebook has and this one lacks, one line for each."""
-    prose, code = sources(notebook, "markdown"), sources(notebook, "code")
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    begin, _, end = prose.partition("## What to read next")
+    rules = rules_for_all(stem, notebook)
+    if stem in lessons.STEMS:
+        rules |= rules_for_lessons(stem, notebook)
+    found = []
+    for rule, is_kept in rules.items():
+        if not is_kept:
+            found.append(f"{stem}.ipynb lacks {rule}")
+    for line in hard_to_read(notebook):
+        found.append(f"{stem}.ipynb, {line}")
+    return found
+
+
+LONG = 25  # lines of a cell
+IN_A_ROW = 4  # cells
+
+
+def rules_for_all(stem, notebook):
+    """What every notebook must have, in words, and whether this one has it."""
+    prose = sources(notebook, "markdown")
+    code = sources(notebook, "code")
+    end = prose.partition("## What to read next")[2]
     name = "Planning:" if stem == lessons.OTHER_NOTEBOOKS[0].stem else stem.split("_")[0]
-    rules = {
+    pictures = 0
+    is_answered = True
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if png(output):
+                pictures += 1
+        if "**Predict" in cell.source and "<details>" not in cell.source:
+            is_answered = False
+    return {
         f"a title that begins with '# {name}' and asks a question": re.match(rf"# {name} .+\?\n", prose),
         "'## What to read next' with an exercise": "xercise" in end,
         "a question to readers: 'Predict'": "predict" in prose.lower(),
         "three assertions": len(re.findall(r"^ *assert ", code, re.M)) >= 3,
-        "two pictures": sum(map(bool, map(png, outputs))) >= 2,
+        "two pictures": pictures >= 2,
         "**You will learn**, a list of three, and **You need**": re.search(LEARN, prose),
         "'## In five sentences', a numbered list of five": re.search(FIVE, prose),
-        "an answer folded in <details> for each '**Predict": all(
-            "<details>" in cell.source for cell in notebook.cells if "**Predict" in cell.source
-        ),
+        "an answer folded in <details> for each '**Predict": is_answered,
     }
-    if stem in lessons.STEMS:
-        lesson = lessons.get(stem)
-        started = "two_terminals.sh" if lesson.launcher == "two agents" else f"lessons/{stem}.py"
-        rules["a heading on what people get wrong"] = re.search(r"(?i)^## .*(wrong|mistake)", begin, re.M)
-        rules[f"a run of {started}"] = started in code
-        if lesson.grown_from:
-            kinds = [output for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
-            shown = [output["data"]["text/markdown"] for output in kinds]
-            names = f"`{lesson.grown_from}.py` to `{stem}.py`"
-            rules[f"one show.diff, of {names}"] = len(shown) == 1 and names in shown[0]
-    found = [f"{stem}.ipynb lacks {rule}" for rule, kept in rules.items() if not kept]
-    return found + [f"{stem}.ipynb, {line}" for line in hard_to_read(notebook)]
 
 
-LONG, IN_A_ROW = 25, 4
+def rules_for_lessons(stem, notebook):
+    """What the notebook of a lesson must have in addition, and whether this one has it."""
+    lesson = lessons.get(stem)
+    begin = sources(notebook, "markdown").partition("## What to read next")[0]
+    started = "two_terminals.sh" if lesson.launcher == "two agents" else f"lessons/{stem}.py"
+    rules = {
+        "a heading on what people get wrong": re.search(r"(?i)^## .*(wrong|mistake)", begin, re.M),
+        f"a run of {started}": started in sources(notebook, "code"),
+    }
+    if lesson.grown_from:
+        names = f"`{lesson.grown_from}.py` to `{stem}.py`"
+        diffs_shown = []
+        for cell in notebook.cells:
+            for output in cell.get("outputs", []):
+                if label(output) == "diff":
+                    diffs_shown.append(output["data"]["text/markdown"])
+        rules[f"one show.diff, of {names}"] = len(diffs_shown) == 1 and names in diffs_shown[0]
+    return rules
 
 
 def hard_to_read(notebook):
     """What cannot be seen by everybody, and code that nobody would read, one line for each."""
-    found, row = [], 0
+    found = []
+    row = 0
     for number, cell in enumerate(notebook.cells, 1):
         row = row + 1 if cell.cell_type == "code" else 0
         if row == IN_A_ROW:
@@ -179,10 +230,10 @@ def hard_to_read(notebook):
         if row > 1 and len(cell.source.splitlines()) > LONG:
             found.append(f"cell {number}: more than {LONG} lines, and no sentence before it")
         for output in cell.get("outputs", []):
-            data, metadata = output.get("data", {}), output.get("metadata", {})
-            if "image/png" in data and len(metadata.get("image/png", {}).get("alt", "")) < 20:
+            alt = output.get("metadata", {}).get("image/png", {}).get("alt", "")
+            if "image/png" in output.get("data", {}) and len(alt) < 20:
                 found.append(f"cell {number}: a picture without an alt text: show.picture(alt)")
-            if "text/html" in data:
+            if "text/html" in output.get("data", {}):
                 found.append(f"cell {number}: HTML, of which GitHub strips all style: show.table, show.diff")
     return found
 
@@ -191,24 +242,25 @@ def drift(stored, fresh):
     """Where what is stored is not what the cells show now. Times may differ, diffs not."""
     found = []
     for number, (old, new) in enumerate(zip(stored.cells, fresh.cells, strict=True), 1):
-        before, after = (list(map(kind, cell.get("outputs", []))) for cell in (old, new))
+        before, exact_before = kinds_and_exact(old)
+        after, exact_after = kinds_and_exact(new)
         if set(before) != set(after):
             found.append(f"cell {number}: stored output is missing or odd: {before}, not {after}")
-            continue
-        one, other = (
-            [out["data"] for out in cell.get("outputs", []) if is_exact(out)] for cell in (old, new)
-        )
-        if one != other:
+        elif exact_before != exact_after:
             found.append(f"cell {number} shows source as it was: run make notebooks")
     return found
 
 
-def kind(output):
-    return output["output_type"] + (" with a picture" if "image/png" in output.get("data", {}) else "")
-
-
-def is_exact(output):
-    return output.get("metadata", {}).get("rungs") in ("diff", "source")
+def kinds_and_exact(cell):
+    """The kinds of a cell's outputs, and the content of those that may not differ at all."""
+    kinds = []
+    exact = []
+    for output in cell.get("outputs", []):
+        has_picture = "image/png" in output.get("data", {})
+        kinds.append(output["output_type"] + (" with a picture" if has_picture else ""))
+        if label(output) in ("diff", "source"):
+            exact.append(output["data"])
+    return kinds, exact
 
 
 def picture(name):
@@ -216,7 +268,8 @@ def picture(name):
     stem, words = PICTURES[name]
     for cell in read(FOLDER / f"{stem}.ipynb").cells:
         if cell.cell_type == "code" and words in cell.source:
-            return base64.b64decode(list(filter(None, map(png, cell.outputs)))[-1])
+            pictures = list(filter(None, map(png, cell.outputs)))
+            return base64.b64decode(pictures[-1])
     raise SystemExit(f"error: no cell of {stem}.ipynb has the words {words!r}")
 
 
@@ -231,16 +284,35 @@ def make(path):
         notebook = execute(path)
     except CellExecutionError as error:
         return [f"{path.name}: {error}"], []
-    row = next(row for row in lessons.NOTEBOOKS if row.path == path)
+    row = row_of(path)
     words.link(words.number(row), notebook)
+
+    # The size of the file is one of the rules, so it is written before they are checked.
     temporary = path.with_suffix(".temporary")
     nbformat.write(diffs.with_way(row, notebook), temporary)
-    found = [line.replace(temporary.name, path.name) for line in complaints(temporary, notebook)]
+    found = []
+    for line in complaints(temporary, notebook):
+        found.append(line.replace(temporary.name, path.name))
     found += missing(path.stem, notebook)
-    temporary.replace(ROOT / "out" / f"{path.stem}.refused.ipynb" if found else path)
-    state = "not written" if found else "written"
+    if found:
+        state = "not written"
+        temporary.replace(ROOT / "out" / f"{path.stem}.refused.ipynb")
+    else:
+        state = "written"
+        temporary.replace(path)
     print(f"{path.name:36} {time.monotonic() - start:4.0f} s  {state}", flush=True)
-    return found, [f"{path.name}, {line}" for line in measured.unfounded(path, notebook)[0]]
+
+    moved = []
+    for line in measured.unfounded(path, notebook)[0]:
+        moved.append(f"{path.name}, {line}")
+    return found, moved
+
+
+def row_of(path):
+    for row in lessons.NOTEBOOKS:
+        if row.path == path:
+            return row
+    raise SystemExit(f"error: lessons.toml has no row for {path.name}")
 
 
 def main(stems):
@@ -249,16 +321,25 @@ def main(stems):
         sys.exit(f"error: there is no notebook {', '.join(sorted(unknown))}: there are {', '.join(there)}")
     chosen = [FOLDER / f"{stem}.ipynb" for stem in stems] or NOTEBOOKS
     (ROOT / "out").mkdir(exist_ok=True)
-    alone = [path for path in chosen if read(path).metadata.get("rungs", {}).get("alone")]
-    bad, moved = [], []
-    for group, jobs in (([path for path in chosen if path not in alone], 2), (alone, 1)):
-        with ProcessPoolExecutor(jobs) as pool:
-            for found, numbers in pool.map(make, group):
+    together = []
+    alone = []
+    for path in chosen:
+        if read(path).metadata.get("rungs", {}).get("alone"):
+            alone.append(path)
+        else:
+            together.append(path)
+
+    bad = []
+    moved = []
+    for paths, at_once in ((together, 2), (alone, 1)):
+        with ProcessPoolExecutor(at_once) as pool:
+            for found, numbers in pool.map(make, paths):
                 bad += found
                 moved += numbers
     for name, (stem, _) in PICTURES.items():
         if FOLDER / f"{stem}.ipynb" in chosen:
             (ROOT / "lessons/pictures" / name).write_bytes(picture(name))
+
     if bad:
         bad.append("What was not written is in out, as NAME.refused.ipynb")
     if moved:

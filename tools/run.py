@@ -76,17 +76,22 @@ def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
         row.verdict = judge(row, rows[0], arguments.out)
     if not rows:
         sys.exit(f"error: no lesson can run: {left_out[0].stem} needs {left_out[0].needs}")
+
     show(rows)
-    if not gpus and (slower := find_slower(rows)):
+    slower = find_slower(rows)
+    if slower and not gpus:
         print(WHY_SLOWER.format(lesson=slower.lesson.stem, cores=os.cpu_count()))
     for lesson in left_out:
         print(f"left out: {lesson.stem} needs {lesson.needs}")
     picture(rows, arguments.out / "ladder.svg")
     print(f"\nThe curves of all lessons: {arguments.out / 'ladder.svg'}")
     print("Now read notebooks/01_single_gpu.ipynb: on the web, or with `make lab`.")
-    if failed := [row.lesson.stem for row in rows if not row.curve]:
+
+    failed = [row.lesson.stem for row in rows if not row.curve]
+    if failed:
         sys.exit(f"error: failed: {', '.join(failed)}")
-    if different := [row.lesson.stem for row in rows if row.is_different()]:
+    different = [row.lesson.stem for row in rows if row.is_different()]
+    if different:
         sys.exit(f"error: different curve: {', '.join(different)}")
 
 
@@ -151,7 +156,9 @@ def start(lesson: Lesson, processes: int, out: Path, rest: list[str]) -> bool:
     log.write_text("".join(lines))
     if process.returncode:
         print(f"\n{lesson.stem} failed with status {process.returncode}. Its log, {log}:\n")
-        print("".join(f"  | {line}" for line in lines), flush=True)
+        for line in lines:
+            print(f"  | {line}", end="")
+        print(flush=True)
     return process.returncode == 0
 
 
@@ -206,60 +213,91 @@ def judge(row: Climbed, first: Climbed, out: Path) -> str:
         reference = first.curve
     else:
         return "no lesson 01"
-    if problem := launcher.difference(row.curve, reference, curve):
+    problem = launcher.difference(row.curve, reference, curve)
+    if problem:
         return f"no: {problem}"
+
     within = max(curve.early, curve.late)
-    words = "yes" if within <= Curve.late else f"yes, within {within:.0%}"
-    words = words if within < 0.5 else "roughly"  # the lesson's page says why
-    return words + (", its own" if curve.is_its_own() else "")
+    if within <= Curve.late:
+        words = "yes"
+    elif within < 0.5:
+        words = f"yes, within {within:.0%}"
+    else:
+        words = "roughly"  # the lesson's page says why
+    return f"{words}, its own" if curve.is_its_own() else words
 
 
 def cells(row: Climbed) -> dict[str, str]:
     """A line of the table."""
-    loss, accuracy, speed = "-", "-", "-"
+    how = "2 torchrun launchers" if row.lesson.launcher == "two agents" else row.lesson.launcher
+    if row.lesson.restarts:
+        how += ", restarts"
+    found = {
+        "lesson": row.lesson.stem,
+        "launched by": how,
+        "processes": str(row.processes),
+        "final loss": "-",
+        "accuracy": "-",
+        "images/s": "-",
+        "seconds": f"{row.seconds:.0f}",
+        "same curve": row.verdict,
+    }
     if row.curve:
         last = row.curve[-1]
-        loss, accuracy = f"{last['loss']:.4f}", f"{last['accuracy']:.1%}"
-        speed = f"{row.speed():,.0f}" + (f" {row.lesson.items}" if row.lesson.items != "images" else "")
-    how = {"two agents": "2 torchrun launchers"}.get(row.lesson.launcher, row.lesson.launcher)
-    how += ", restarts" if row.lesson.restarts else ""
-    seconds = f"{row.seconds:.0f}"
-    found = (row.lesson.stem, how, str(row.processes), loss, accuracy, speed, seconds, row.verdict)
-    return dict(zip(COLUMNS, found, strict=True))
+        found["final loss"] = f"{last['loss']:.4f}"
+        found["accuracy"] = f"{last['accuracy']:.1%}"
+        found["images/s"] = f"{row.speed():,.0f}"
+        if row.lesson.items != "images":
+            found["images/s"] += f" {row.lesson.items}"
+    return found
 
 
 def show(rows: list[Climbed]) -> None:
-    lines = [dict(zip(COLUMNS, COLUMNS, strict=True)), *map(cells, rows)]
+    head = {column: column for column in COLUMNS}
+    lines = [head, *map(cells, rows)]
     widths = {column: max(len(line[column]) for line in lines) for column in COLUMNS}
     print()
     for line in lines:
-        words = [
-            line[column].rjust(width) if column in NUMBERS else line[column].ljust(width)
-            for column, width in widths.items()
-        ]
+        words = []
+        for column, width in widths.items():
+            text = line[column]
+            words.append(text.rjust(width) if column in NUMBERS else text.ljust(width))
         print("  ".join(words).rstrip())
 
 
 def find_slower(rows: list[Climbed]) -> Climbed | None:
     """The first lesson in which several processes train fewer images per second than lesson 01's process."""
-    rows = [row for row in rows if row.curve and row.lesson.curve.of == Curve.of]
-    first = next((row for row in rows if row.lesson.stem == Curve.of), None)
-    slower = (row for row in rows if first and row.processes > 1 and row.speed() < first.speed())
-    return next(slower, None)
+    comparable = with_the_first_curve(rows)
+    firsts = [row for row in comparable if row.lesson.stem == Curve.of]
+    for row in comparable:
+        if firsts and row.processes > 1 and row.speed() < firsts[0].speed():
+            return row
+    return None
+
+
+def with_the_first_curve(rows: list[Climbed]) -> list[Climbed]:
+    """The lessons that have ended and must have the curve of lesson 01."""
+    return [row for row in rows if row.curve and row.lesson.curve.of == Curve.of]
 
 
 def picture(rows: list[Climbed], path: Path) -> None:
-    rows = [row for row in rows if row.curve and row.lesson.curve.of == Curve.of]
+    rows = with_the_first_curve(rows)
     if not rows:
         return
     figure, (upper, lower) = ink.pyplot().subplots(2, 1, figsize=(ink.WIDTH, 6.6))
     for number, (row, colour) in enumerate(zip(rows, COLOURS, strict=False)):
-        epochs = [point["epoch"] for point in row.curve]
+        epochs = []
+        losses = []
+        percentages = []
+        for point in row.curve:
+            epochs.append(point["epoch"])
+            losses.append(point["loss"])
+            percentages.append(100 * point["accuracy"])
         # The first line is the widest, so that those drawn later leave a rim of it in sight.
         style = {"color": colour, "linewidth": max(1, 13 - 2 * number), "solid_capstyle": "round"}
         style["label"] = f"{row.lesson.stem} ({row.processes})"
-        upper.plot(epochs, [point["loss"] for point in row.curve], **style)
-        lower.plot(epochs, [100 * point["accuracy"] for point in row.curve], **style)
+        upper.plot(epochs, losses, **style)
+        lower.plot(epochs, percentages, **style)
     upper.set(title="loss on the training images", xlabel="epoch", ylabel="mean cross-entropy", yscale="log")
     ink.plain(upper.yaxis)
     lower.set(title="accuracy on the test images", xlabel="epoch", ylabel="%")

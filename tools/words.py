@@ -42,9 +42,10 @@ class Word:
     @property
     def pattern(self) -> re.Pattern:
         """The word and its plural. Capitals count where the word has some: ZeRO is not zero."""
-        forms = [
-            re.escape(form) if form != form.lower() else f"(?i:{re.escape(form)})" for form in self.forms
-        ]
+        forms = []
+        for form in self.forms:
+            has_capitals = form != form.lower()
+            forms.append(re.escape(form) if has_capitals else f"(?i:{re.escape(form)})")
         return re.compile(rf"(?<![\w-])(?:{'|'.join(forms)})(?:e?s)?(?![\w-])")
 
 
@@ -54,17 +55,21 @@ def read(page: Path = PAGE) -> list[Word]:
     for section in page.read_text().partition("\n---\n")[0].split("\n## ")[1:]:
         name, _, text = section.partition("\n")
         also = re.search(r"Also: (.*)\.$", text, re.M)
-        forms = (name, *(re.findall(r"\*([^*]+)\*", also[1]) if also else ()))
+        forms = [name]
+        if also:
+            forms += re.findall(r"\*([^*]+)\*", also[1])
         last = text.strip().splitlines()[-1]
         first_in = tuple(re.findall(r"(?:lesson|notebook) \[(\w+)\]", last))
-        found.append(Word(name, forms, first_in, last.endswith(PLAIN)))
+        found.append(Word(name, tuple(forms), first_in, last.endswith(PLAIN)))
     return sorted(found, key=lambda word: (-len(word.name), word.name))
 
 
 def index() -> str:
     """All words of the page, each leading to its place."""
-    found = sorted(read(), key=lambda word: word.name.lower())
-    return " | ".join(f"[{word.name}](#{word.anchor})" for word in found) + "\n"
+    links = []
+    for word in sorted(read(), key=lambda word: word.name.lower()):
+        links.append(f"[{word.name}](#{word.anchor})")
+    return " | ".join(links) + "\n"
 
 
 def number(row: lessons.Notebook) -> str:
@@ -82,18 +87,24 @@ def first_use(word: Word, sources: list[str]) -> tuple[int, int, int] | None:
     for at, source in enumerate(sources):
         others = list(OTHER.finditer(source))
         for use in word.pattern.finditer(source):
-            start = use.start()
-            around = next((other for other in others if other.start() <= start < other.end()), None)
-            if around is None:
-                before, after = EXPLAINED
-                if before.search(source[:start]) and after.search(source[use.end() :]):
+            around = [other for other in others if other.start() <= use.start() < other.end()]
+            if around:
+                if is_linked(word, use, around[0]):
                     return None
-                return at, start, use.end()
-            target = around["target"] or ""
-            in_text = around["text"] is not None and start <= around.start("target")
-            if in_text and (target.endswith(f"words.md#{word.anchor}") or target.startswith(DOCUMENTATION)):
+                continue
+            before, after = EXPLAINED
+            if before.search(source[: use.start()]) and after.search(source[use.end() :]):
                 return None
+            return at, use.start(), use.end()
     return None
+
+
+def is_linked(word: Word, use: re.Match, link: re.Match) -> bool:
+    """Whether a use is in the text of a link, and the link leads to where the word is explained."""
+    if link["text"] is None or use.start() > link.start("target"):
+        return False
+    target = link["target"]
+    return target.endswith(f"words.md#{word.anchor}") or target.startswith(DOCUMENTATION)
 
 
 def missing(own: str, notebook, words: list[Word] | None = None):
@@ -103,7 +114,9 @@ def missing(own: str, notebook, words: list[Word] | None = None):
     """
     sources = [cell.source if cell.cell_type == "markdown" else "" for cell in notebook.cells]
     for word in read() if words is None else words:
-        use = None if word.is_plain or own in word.first_in else first_use(word, sources)
+        if word.is_plain or own in word.first_in:
+            continue
+        use = first_use(word, sources)
         if use is not None:
             yield word, use
 
@@ -114,7 +127,9 @@ def link(own: str, notebook, words: list[Word] | None = None) -> list[str]:
     for word in read() if words is None else words:
         for _, (at, start, end) in list(missing(own, notebook, [word])):
             cell = notebook.cells[at]
-            head, text, rest = cell.source[:start], cell.source[start:end], cell.source[end:]
+            head = cell.source[:start]
+            text = cell.source[start:end]
+            rest = cell.source[end:]
             cell.source = f"{head}[{text}]({LINK}{word.anchor}){rest}"
             found.append(f"{word.name}: ...{head[-30:]}[{text}]{rest[:30]}...".replace("\n", " "))
     return found
@@ -123,7 +138,8 @@ def link(own: str, notebook, words: list[Word] | None = None) -> list[str]:
 def main():
     for row in lessons.NOTEBOOKS:
         notebook = nbformat.read(row.path, as_version=4)
-        for line in (found := link(number(row), notebook)):
+        found = link(number(row), notebook)
+        for line in found:
             print(f"{row.stem}  {line}")
         if found:
             row.path.write_text(nbformat.writes(notebook) + "\n")
