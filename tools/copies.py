@@ -4,6 +4,8 @@ On some machines, a GPU reaches the other's memory directly (P2P), but the bytes
 DataParallel uses too, then waits forever.
 """
 
+import itertools
+
 import torch
 
 
@@ -13,11 +15,10 @@ def arrives(source: torch.device, target: torch.device) -> bool:
 
 
 def main() -> None:
-    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    for source in gpus:
-        for target in gpus:
-            if source != target and not arrives(source, target):
-                print(f"from GPU {source.index} to GPU {target.index}")
+    count = torch.cuda.device_count()
+    for source, target in itertools.permutations(range(count), 2):
+        if not arrives(torch.device("cuda", source), torch.device("cuda", target)):
+            print(f"from GPU {source} to GPU {target}")
 
 
 if __name__ == "__main__":

@@ -255,7 +255,9 @@ def cells(row: Climbed) -> dict[str, str]:
 def show(rows: list[Climbed]) -> None:
     head = {column: column for column in COLUMNS}
     lines = [head, *map(cells, rows)]
-    widths = {column: max(len(line[column]) for line in lines) for column in COLUMNS}
+    widths = {}
+    for column in COLUMNS:
+        widths[column] = max(len(line[column]) for line in lines)
     print()
     for line in lines:
         words = []

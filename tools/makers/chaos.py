@@ -43,14 +43,18 @@ class Run:
     """A run in a folder, which goes on after its agent was killed: the command is then given again."""
 
     def __init__(self, forks, folder, processes, arguments, lesson=LESSON):
-        self.forks, self.folder, self.processes, self.lesson = forks, folder, processes, lesson
+        self.forks = forks
+        self.folder = folder
+        self.processes = processes
+        self.lesson = lesson
+        self.code = None
+        self.left = []
         victim = launcher.ROOT / "tools/testbed/victim.py"
         self.words, self.environment = launcher.command(lesson, processes, *arguments, script=victim)
         self.words[self.words.index("--max-restarts") + 1] = "1000"
         self.environment["LESSON"] = str(lessons.get(lesson).path)
         if lesson != LESSON:
             self.environment["DROPOUT"] = "0"  # it does not save the random state
-        self.code, self.left = None, []
         self.begin()
 
     def begin(self):
@@ -82,17 +86,24 @@ class Run:
     def steps(self):
         """The steps that process 0 has taken: when, its pid, and the place in the run."""
         path = self.folder / ".steps"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [(float(when), *map(int, place)) for when, *place in map(str.split, lines)]
+        if not path.exists():
+            return []
+        found = []
+        for line in path.read_text().split("\n")[:-1]:  # the last one may not be whole yet
+            when, pid, epoch, step = line.split()
+            found.append((float(when), int(pid), int(epoch), int(step)))
+        return found
 
     def result(self):
+        """The bytes of the weights, and the losses and accuracies."""
         out = self.folder / "out"
-        curve = launcher.read_curve(out, self.lesson)
-        places = [(row["epoch"], row["loss"], row["accuracy"]) for row in curve]
-        return (out / f"{self.lesson}.pt").read_bytes(), places
+        curve = []
+        for row in launcher.read_curve(out, self.lesson):
+            curve.append((row["epoch"], row["loss"], row["accuracy"]))
+        return (out / f"{self.lesson}.pt").read_bytes(), curve
 
     def log(self):
-        return "".join((self.folder / name).read_text() for name in (".out", ".err"))
+        return (self.folder / ".out").read_text() + (self.folder / ".err").read_text()
 
 
 def wait_for(run, condition, what, seconds=120):
@@ -122,17 +133,11 @@ def strike(run, kind):
             if not wait_for(run, lambda: not (run.folder / ".die-in-save").exists(), "a save"):
                 return None
         else:
-            number = getattr(signal, kind.split()[0], signal.SIGKILL)
-            pids = [run.agent()] if kind in OF_THE_AGENT else run.ranks()
-            if kind != "all processes":
-                pids = [random.choice(pids)]
-            os.kill(pids[0], number)
-            for pid in pids[1:]:
-                with contextlib.suppress(ProcessLookupError):  # another one's death may have ended it
-                    os.kill(pid, number)
+            send_signal(run, kind)
     except (ProcessLookupError, FileNotFoundError, IndexError):
         return None  # it had just ended
     struck = time.time()
+
     if kind in OF_THE_AGENT:
         run.thread.join()
         if run.code == 0:
@@ -141,17 +146,45 @@ def strike(run, kind):
         run.begin()
     if not wait_for(run, lambda: run.steps()[-1][1] != at_work, f"a step after {kind}"):
         return None
-    after = run.steps()
-    first = next(place for place in after[known:] if place[1] != at_work)
-    last = [place for place in after if place[1] == at_work][-1]
-    lost = (last[2] - first[2]) * STEPS + last[3] - first[3] + 1
+    return {"kind": kind, **loss_of(run.steps(), known, at_work, struck)}
+
+
+def send_signal(run, kind):
+    """Send the signal of this kind to torchrun, to a rank or to all ranks."""
+    number = getattr(signal, kind.split()[0], signal.SIGKILL)
+    pids = [run.agent()] if kind in OF_THE_AGENT else run.ranks()
+    if kind != "all processes":
+        pids = [random.choice(pids)]
+    os.kill(pids[0], number)
+    for pid in pids[1:]:
+        with contextlib.suppress(ProcessLookupError):  # another one's death may have ended it
+            os.kill(pid, number)
+
+
+def loss_of(steps, known, at_work, struck):
+    """What a strike cost: steps that were taken again, and seconds until the next step."""
+    last = None  # of the process that was at work
+    first = None  # of the process after it
+    for step in steps:
+        if step[1] == at_work:
+            last = step
+    for step in steps[known:]:
+        if step[1] != at_work:
+            first = step
+            break
+    _, _, last_epoch, last_step = last
+    when, _, epoch, number = first
+    lost = (last_epoch - epoch) * STEPS + last_step - number + 1
     assert lost >= 0, f"{-lost} steps were never taken: after {last[2:]} came {first[2:]}"
-    return {"kind": kind, "lost": lost, "seconds": first[0] - struck}
+    return {"lost": lost, "seconds": when - struck}
 
 
 def chaos(kills, folder, forks, processes=(2, 4), kinds=KINDS, limit=3, lesson=LESSON):
     """Returns a row for each kill; raises AssertionError as soon as something is not as it must be."""
-    rows, bag, peace, run = [], [], {}, None
+    rows = []
+    bag = []  # kinds that are still to come
+    peace = {}  # the weights and the curve without kills, by the number of processes
+    run = None
 
     def begun(name, count, every):
         options = SIZES  # lesson 05 saves at the end of an epoch, and waits as long as PyTorch does
@@ -165,6 +198,7 @@ def chaos(kills, folder, forks, processes=(2, 4), kinds=KINDS, limit=3, lesson=L
             run.thread.join()
             assert run.code == 0, run.log()
             peace[count] = run.result()
+
         for number, count in enumerate(itertools.cycle(processes)):
             if len(rows) >= kills:
                 break
@@ -172,7 +206,8 @@ def chaos(kills, folder, forks, processes=(2, 4), kinds=KINDS, limit=3, lesson=L
             run = begun(f"{number}", count, every)
             strikes = []
             while len(strikes) < min(5, kills - len(rows)) and not run.ended():
-                bag = bag or [kind for kind, times in kinds.items() for _ in range(times)]
+                if not bag:
+                    bag = full_bag(kinds)
                 kind = bag.pop(random.randrange(len(bag)))
                 row = strike(run, kind)
                 if row is None:
@@ -188,17 +223,9 @@ def chaos(kills, folder, forks, processes=(2, 4), kinds=KINDS, limit=3, lesson=L
                 longest = every + STEPS % every  # none is saved at the end of an epoch for its own sake
                 most = 1 if saves else longest + 1  # process 0 may die before it has noted a step
                 assert row["lost"] <= most, f"{row['lost']} steps lost, one snapshot every {every}"
+
             run.thread.join()
-            assert run.code == 0, f"status {run.code}\n{run.log()}"
-            assert not run.left, f"left alive: {run.left}"
-            struck = [row["kind"] for row in strikes]
-            weights, curve = run.result()
-            assert weights == peace[count][0], f"other weights after {struck}"
-            assert curve == peace[count][1], f"another curve after {struck}"
-            starts = len({pid for _, pid, _, _ in run.steps()})
-            assert starts == 1 + len(strikes), f"started {starts} times after {struck}\n{run.log()[-3000:]}"
-            left_over = [path for path in (run.folder / "out").iterdir() if path.suffix in HALVES]
-            assert not left_over, f"left over: {left_over}"
+            check_the_end(run, strikes, *peace[count])
             rows += strikes
     finally:
         if run:  # all tests share one server: the next one would read the answer of a run that failed
@@ -206,8 +233,31 @@ def chaos(kills, folder, forks, processes=(2, 4), kinds=KINDS, limit=3, lesson=L
     return rows
 
 
+def full_bag(kinds):
+    """Each kind as often as it comes in 20 kills."""
+    bag = []
+    for kind, times in kinds.items():
+        bag += [kind] * times
+    return bag
+
+
+def check_the_end(run, strikes, weights_in_peace, curve_in_peace):
+    """A run that was struck must end as one that was not, and leave nothing behind."""
+    assert run.code == 0, f"status {run.code}\n{run.log()}"
+    assert not run.left, f"left alive: {run.left}"
+    struck = [row["kind"] for row in strikes]
+    weights, curve = run.result()
+    assert weights == weights_in_peace, f"other weights after {struck}"
+    assert curve == curve_in_peace, f"another curve after {struck}"
+    starts = len({pid for _, pid, _, _ in run.steps()})
+    assert starts == 1 + len(strikes), f"started {starts} times after {struck}\n{run.log()[-3000:]}"
+    left_over = [path for path in (run.folder / "out").iterdir() if path.suffix in HALVES]
+    assert not left_over, f"left over: {left_over}"
+
+
 if __name__ == "__main__":
-    kills, forks = int(sys.argv[1]), start_server()
+    kills = int(sys.argv[1])
+    forks = start_server()
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:
         try:
             chaos(kills, Path(place), forks)

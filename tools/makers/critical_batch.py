@@ -68,7 +68,8 @@ def measure(file, data, size, rate, best):
 
 def best_rate(median_at, start):
     """The rate that needs the fewest steps: neither half nor double this rate needs fewer."""
-    medians, best = {start: median_at(start, math.inf)}, start
+    medians = {start: median_at(start, math.inf)}
+    best = start
     for factor in (2, 0.5):
         while best * factor not in medians:
             rate = best * factor

@@ -22,8 +22,12 @@ GREY, GREEN, LETTERS = "#DDDDDD", "#C8EBD1", "#111111"
 
 def added():
     """The six lines, as the picture shows them. Each must be a line that lesson 03 adds to lesson 01."""
-    one, other = (lessons.get(stem).path.read_text().splitlines() for stem in (FIRST, DDP))
-    new = [line[2:].strip() for line in difflib.ndiff(one, other) if line.startswith("+ ")]
+    first = lessons.get(FIRST).path.read_text().splitlines()
+    ddp = lessons.get(DDP).path.read_text().splitlines()
+    new = []
+    for line in difflib.ndiff(first, ddp):
+        if line.startswith("+ "):
+            new.append(line[2:].strip())
     for beginning, shown in ADDED.items():
         (line,) = [line for line in new if line.startswith(beginning)]
         parts = shown.split("...")

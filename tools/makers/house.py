@@ -28,7 +28,8 @@ def below(name):
 
 def draw(path):
     sheet = Sheet(50, 33)
-    height, gap = 6, 1
+    height = 6
+    gap = 1
     for name, (floor, left, width, inside) in ROOMS.items():
         bottom = 4 + floor * (height + gap)
         sheet.box(left, bottom, width, height)

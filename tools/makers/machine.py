@@ -20,13 +20,16 @@ def machine():
     model = re.search(r"^model name\s*: (.*)$", lines, re.M)
     cpu = model[1] if model else platform.processor() or platform.machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = []
+    for number in range(torch.cuda.device_count()):
+        gpus.append(torch.cuda.get_device_name(number))
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
         "memory_gib": round(memory / 2**30),
         "bf16": any(flag in lines for flag in ("avx512_bf16", "amx_bf16", " bf16")),
         "virtual": " hypervisor" in lines,
-        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "gpus": gpus,
         "system": f"{platform.system()} {platform.machine()}",
     }
 
@@ -59,7 +62,7 @@ def cpu_ticks():
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0, 0
-    ticks = [int(word) for word in stat.read_text().splitlines()[0].split()[1:9]]
+    ticks = list(map(int, stat.read_text().splitlines()[0].split()[1:9]))
     return sum(ticks), ticks[7]
 
 

@@ -31,11 +31,12 @@ def digits():
 
 def ring(path):
     """The ring of four processes, by the steps of the notebook's own cell."""
-    cells = notebooks.read(notebooks.FOLDER / "03a_how_gradients_travel.ipynb").cells
-    source = next(cell.source for cell in cells if "def ring_steps" in cell.source)
-    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    notebook = notebooks.read(notebooks.FOLDER / "03a_how_gradients_travel.ipynb")
+    (cell,) = [cell for cell in notebook.cells if "def ring_steps" in cell.source]
     space = {"rings": rings}
-    exec("\n".join(map(ast.unparse, functions)), space)
+    for node in ast.parse(cell.source).body:
+        if isinstance(node, ast.FunctionDef):  # what else the cell has draws, and asserts
+            exec(ast.unparse(node), space)
     with plt.rc_context(STYLE):
         rings.draw_ring(4, space["ring_steps"](4))
         ink.save(plt.gcf(), path)
@@ -58,10 +59,14 @@ def kinks():
                 losses.append(curve(Path(folder), processes, kinked))
         epochs = range(1, len(losses[0]) + 1)
         for processes, marker, line, run in ((2, "o", "-", losses[1]), (4, "s", "--", losses[2])):
-            off = [abs(one - other) / one for one, other in zip(losses[0], run, strict=True)]
-            print(label, processes, " ".join(f"{value:.0e}" for value in off), flush=True)
+            shown = []
+            print(label, processes, end="")
+            for one, other in zip(losses[0], run, strict=True):
+                off = abs(one - other) / one
+                print(f" {off:.0e}", end="")
+                shown.append(max(off, 1e-9))
+            print(flush=True)
             style = {"color": colour, "marker": marker, "linestyle": line}
-            shown = [max(value, 1e-9) for value in off]
             axes.plot(epochs, shown, label=f"{processes} processes, {label}", **style)
     axes.set(
         title="How far the loss of several processes\nis from that of one",

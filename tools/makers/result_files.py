@@ -18,6 +18,7 @@ def read(path):
 
 def write(path, run, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
+    # All lines before the first is written: rows that are there already must survive one that is no JSON.
     lines = [json.dumps(line) + "\n" for line in (run, *rows)]
     path.write_text("".join(lines))
 

@@ -41,7 +41,7 @@ def empty_folder():
 def start(words, folder, environment):
     folder.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [str(word) for word in words],
+        list(map(str, words)),
         cwd=folder,
         env=environment | {"MARK_OF_MAKERS": MARK},
         stdout=subprocess.PIPE,

@@ -73,7 +73,8 @@ def draw(path):
         rectangle(x, y, width, height, facecolor="none", edgecolor=ink.INK, linewidth=0.7)
 
     lefts = (17, 34)  # of the two processes
-    width, height = 7, 8
+    width = 7
+    height = 8
     for rank, left in enumerate(lefts):
         words(left + 7.5, 72.3, f"process {rank}", 10, ha="center", weight="bold", color=COLOURS[rank])
         words(left + 3.5, 69.8, "weights", ha="center")

@@ -23,7 +23,8 @@ from tools.testbed import hosts
 TRACE = lessons.ROOT / "lessons/pictures/ddp_step.json"
 PICTURE = TRACE.with_suffix(".svg")
 LESSON = "04_ddp_torchrun"
-RATE, BURST = "30mbit", "64kb"
+RATE = "30mbit"
+BURST = "64kb"
 OPTIONS = ("--width", 64, "--batch-size", 240, "--epochs", 1, "--train-size", 3840, "--test-size", 60)
 GROUP = {"LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
 MAIN = 1  # our number for the main thread; those of gloo follow
@@ -38,7 +39,7 @@ def record(folder):
     variant = {"VARIANT": "traced", "VARIANT_OF": str(lessons.get(LESSON).path)}
     words = (rows.HERE / "variant.py", *OPTIONS)
     output = rows.on_two_hosts(folder, RATE, BURST, *words, limit=120, **variant, **GROUP)
-    sizes = [int(size) for size in rows.said(output, "buckets").split(",")]
+    sizes = list(map(int, rows.said(output, "buckets").split(",")))
     return json.loads((folder / "0.json").read_text())["traceEvents"], sizes
 
 
@@ -46,8 +47,12 @@ def median_step(events):
     """The bars of the step that has the median length, in microseconds from its begin."""
     bars = [event for event in events if event["ph"] == "X"]
     steps = [bar for bar in bars if bar["name"].startswith("ProfilerStep")]
-    step = sorted(steps, key=lambda bar: bar["dur"])[len(steps) // 2]
-    inside = [bar for bar in bars if step["ts"] <= bar["ts"] < step["ts"] + step["dur"]]
+    steps.sort(key=lambda bar: bar["dur"])
+    step = steps[len(steps) // 2]
+    inside = []
+    for bar in bars:
+        if step["ts"] <= bar["ts"] < step["ts"] + step["dur"]:
+            inside.append(bar)
     threads = {step["tid"]: MAIN}
     found = []
     for bar in sorted(inside, key=lambda bar: (bar["ts"], -bar["dur"])):
@@ -70,7 +75,8 @@ def name_of(thread):
 
 def titles(bars):
     """What makes a viewer show names instead of numbers."""
-    for thread in sorted({bar["tid"] for bar in bars}):
+    threads = {bar["tid"] for bar in bars}
+    for thread in sorted(threads):
         arguments = {"name": name_of(thread)}
         yield {"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": arguments}
     yield {"name": "process_name", "ph": "M", "pid": 0, "tid": MAIN, "args": {"name": "rank 0"}}
@@ -86,7 +92,7 @@ def write(bars, sizes):
         "link": RATE,
         "bytes of the buckets": sizes,
     }
-    events = ",\n".join(json.dumps(event) for event in [*titles(bars), *bars])
+    events = ",\n".join(map(json.dumps, [*titles(bars), *bars]))
     begin = f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(about)},\n"traceEvents": [\n'
     TRACE.write_text(f"{begin}{events}\n]}}\n")
 
@@ -124,11 +130,17 @@ def parts():
 def draw(path):
     found = parts()
     sheet = Sheet(50, 24)
-    left, right, top, height, floor = 8.5, 48.3, 16, 3.6, 5.6
+    left = 8.5
+    right = 48.3
+    top = 16  # of the first thread; each of the others is a floor lower
+    floor = 5.6
+    height = 3.6
     scale = (right - left) / found["step"][1]
 
     def bar(begin, end, row, colour, text, **line):
-        x, y, width = left + scale * begin, top - floor * row, scale * (end - begin)
+        x = left + scale * begin
+        y = top - floor * row
+        width = scale * (end - begin)
         sheet.box(x, y, width, height, colour, **line)
         if text:
             sheet.words(x + width / 2, y + height / 2, text)

@@ -34,8 +34,9 @@ class Commands:
 
     def finish(self, words, folder, environment=None, limit=240):
         """Run a command, which may fail, to its end. Nothing of it may be alive then."""
-        code, left = self.run([str(word) for word in words], folder, environment or {}, limit)
-        stdout, stderr = (Path(folder, name).read_text() for name in (".out", ".err"))
+        code, left = self.run(list(map(str, words)), folder, environment or {}, limit)
+        stdout = Path(folder, ".out").read_text()
+        stderr = Path(folder, ".err").read_text()
         assert not left, f"still alive after the run, or after {limit} seconds: {left}; it wrote:\n{stderr}"
         return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=Path(folder, "out"))
 
@@ -46,20 +47,21 @@ class Launches(Commands):
 
     def run(self, words, folder, environment, limit):
         Path(folder).mkdir(parents=True, exist_ok=True)
+        if Path(words[0]).name == "torchrun":
+            words = own_torchrun(*words[1:])
+        else:
+            words = [sys.executable, *words[1:]]
         mark = f"rungs-{uuid.uuid4().hex}"
-        words = (
-            own_torchrun(*words[1:]) if Path(words[0]).name == "torchrun" else [sys.executable, *words[1:]]
-        )
         temporary = short_folder("launch-")
         ours = {
             "OMP_NUM_THREADS": "1",
             "RUNGS_MARK": mark,
             "TMPDIR": str(temporary),
             "CUDA_VISIBLE_DEVICES": "-1",
+            # The fork server has both on its path, and with that the scripts in other folders.
+            "PYTHONPATH": python_path(ROOT, LESSONS),
+            "PYTHONWARNINGS": "error,ignore::ResourceWarning",
         }
-        # The fork server has both on its path, and with that the scripts in other folders.
-        ours["PYTHONPATH"] = python_path(ROOT, LESSONS)
-        ours["PYTHONWARNINGS"] = "error,ignore::ResourceWarning"
         with open(Path(folder, ".out"), "w") as stdout, open(Path(folder, ".err"), "w") as stderr:
             process = subprocess.Popen(
                 words,
@@ -156,22 +158,31 @@ def serve():
         pid = os.fork()
         if pid == 0:
             become(request)
-        deadline, code = time.monotonic() + request["limit"], None
-        while code is None and time.monotonic() < deadline:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                code = os.waitstatus_to_exitcode(status)
-            else:
-                time.sleep(0.01)
-        deadline = time.monotonic() + 20
-        while code is not None and session(pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        left = session(pid)
-        for other in left:
-            os.kill(other, signal.SIGKILL)
-        if code is None:
-            os.waitpid(pid, 0)
+        code, left = end_of(pid, request["limit"])
         print(json.dumps({"code": code, "left": left}), flush=True)
+
+
+def end_of(pid, limit):
+    """The status of a fork, None if it takes longer than its limit; and which of its processes are alive 20
+    seconds after its end. They are killed."""
+    code = None
+    deadline = time.monotonic() + limit
+    while code is None and time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+        else:
+            time.sleep(0.01)
+
+    deadline = time.monotonic() + 20
+    while code is not None and session(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left = session(pid)
+    for other in left:
+        os.kill(other, signal.SIGKILL)
+    if code is None:
+        os.waitpid(pid, 0)
+    return code, left
 
 
 def become(request):
@@ -187,13 +198,14 @@ def become(request):
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    words, code = request["words"], 1
     if os.environ.get("PYTHONWARNINGS") != "default":  # some frameworks call what torch has deprecated
         warnings.simplefilter("error")  # see conftest.py
         warnings.simplefilter("ignore", ResourceWarning)
     start = torch.multiprocessing.start_processes
     torch.multiprocessing.spawn = functools.partial(start, start_method="fork")
     torch.multiprocessing.start_processes = functools.partial(start_all_at_once, start)
+    words = request["words"]
+    code = 1
     try:
         if Path(words[0]).name == "torchrun":
             torchrun(words[1:])
@@ -271,8 +283,9 @@ def script(path, words):
     if beside != LESSONS:
         sys.path.insert(0, str(beside))  # as Python does
     if (beside / "workload").is_dir() and beside != LESSONS:  # a changed copy of all lessons
-        for name in [name for name in sys.modules if name.partition(".")[0] == "workload"]:
-            del sys.modules[name]
+        for name in list(sys.modules):
+            if name.partition(".")[0] == "workload":
+                del sys.modules[name]
     try:
         exec(compile(Path(path).read_text(), path, "exec"), vars(module))
     finally:

@@ -81,9 +81,11 @@ def no_compiler():
     """Why torch.compile cannot work on a GPU here, or an empty string: Triton compiles C for Python."""
     if not find_spec("triton"):
         return "no compiler: torch.compile needs triton"
-    if not any(map(shutil.which, [os.environ.get("CC", "gcc"), "clang"])):
+    if not shutil.which(os.environ.get("CC", "gcc")) and not shutil.which("clang"):
         return "no compiler: torch.compile needs gcc or clang"
-    return "" if has_header() else "no compiler: torch.compile needs Python.h (python3-dev)"
+    if not has_header():
+        return "no compiler: torch.compile needs Python.h (python3-dev)"
+    return ""
 
 
 def library():
@@ -99,16 +101,9 @@ def library():
     with open(made.with_suffix(".lock"), "w") as lock:  # one process compiles, and the others wait
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
+            # Under another name until it is whole: a compiler that is killed leaves half a file.
             temporary = made.with_suffix(".temporary")
-            words = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", SOURCE, "-o", temporary]
-            for path in ("include", "include/torch/csrc/api/include", sysconfig.get_paths()["include"]):
-                words += ["-isystem", folder / path]
-            words += [f"-L{folder}/lib", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
-            run = subprocess.run(
-                [*map(str, words), f"-Wl,-rpath,{folder}/lib"], capture_output=True, text=True
-            )
-            if run.returncode:
-                raise RuntimeError(f"pretended CUDA: g++ failed\n{run.stderr[:2000]}")
+            compile_library(folder, temporary)
             temporary.replace(made)
     return made
 
@@ -129,17 +124,41 @@ def environment(gpus, reports, before):
     }
 
 
+def compile_library(folder, target):
+    """Compile pretend.cpp with the headers and libraries of torch in this folder."""
+    words = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", SOURCE, "-o", target]
+    for path in ("include", "include/torch/csrc/api/include", sysconfig.get_paths()["include"]):
+        words += ["-isystem", folder / path]
+    words += [f"-L{folder}/lib", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
+    words += [f"-Wl,-rpath,{folder}/lib"]
+    run = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(f"pretended CUDA: g++ failed\n{run.stderr[:2000]}")
+
+
 def check_that_they_agree(one, other):
     """Two ranks ask the communicators that they share for the same operations, in one order for all of these.
     One that was ended has asked for fewer. Messages between two ranks are not compared."""
-    common = {line.split()[0] for line in one} & {line.split()[0] for line in other}
-    logs = [
-        [line for line in log if line.split()[0] in common and " message " not in line]
-        for log in (one, other)
-    ]
-    for number, (line, their) in enumerate(zip(*logs, strict=False), 1):
+    common = communicators(one) & communicators(other)
+    ours = operations_of(one, common)
+    theirs = operations_of(other, common)
+    for number, (line, their) in enumerate(zip(ours, theirs, strict=False), 1):
         words = "another order" if line.split()[0] != their.split()[0] else "another operation"
         assert line == their, f"operation {number} of two ranks, {words}: {line}, and {their}"
+
+
+def communicators(log):
+    """The first word of each line names the communicator."""
+    return {line.split()[0] for line in log}
+
+
+def operations_of(log, common):
+    """The lines of a log about these communicators, without messages between two ranks."""
+    found = []
+    for line in log:
+        if line.split()[0] in common and " message " not in line:
+            found.append(line)
+    return found
 
 
 def waits(gpus, reports):
@@ -147,14 +166,17 @@ def waits(gpus, reports):
     the CPU, and must not pass."""
     if gpus <= real():
         return {}
-    seen = {path.name: json.loads(path.read_text()) for path in Path(reports).glob("*.json")}
-    counts = [each["gpus"] for each in seen.values()]
-    assert counts and max(counts) > 0, f"no process has seen {gpus} GPUs: {counts}"
-    logs = [each.get("operations", []) for each in seen.values()]
-    for one, other in combinations([log for log in logs if log], 2):
-        check_that_they_agree(one, other)
+    counts = []
+    logs = []
     found = Counter()
-    for name, each in seen.items():
-        if name.startswith("rank0."):
-            found.update(each["waits"])
+    for path in Path(reports).glob("*.json"):
+        seen = json.loads(path.read_text())
+        counts.append(seen["gpus"])
+        if seen.get("operations"):
+            logs.append(seen["operations"])
+        if path.name.startswith("rank0."):
+            found.update(seen["waits"])
+    assert counts and max(counts) > 0, f"no process has seen {gpus} GPUs: {counts}"
+    for one, other in combinations(logs, 2):
+        check_that_they_agree(one, other)
     return dict(found)

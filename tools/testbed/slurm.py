@@ -101,7 +101,9 @@ class Cluster:
     """Two nodes of four CPUs each. `with Cluster(folder, alive) as cluster: cluster.submit(...)`"""
 
     def __init__(self, folder, alive, tasks="task/none", cpus=4):
-        self.folder, self.alive, self.daemons = folder, alive, []
+        self.folder = folder
+        self.alive = alive
+        self.daemons = []
         self.settings = {"tasks": tasks, "cpus": cpus}
         self.mark = f"rungs-{uuid.uuid4().hex}"
         self.environment = os.environ | {
@@ -119,12 +121,21 @@ class Cluster:
         for name in ("home", "tmp", "state", "spool-node1", "spool-node2"):
             (self.folder / name).mkdir(parents=True)
         self.folder.chmod(0o700)
-        settings = self.settings | {"user": getpass.getuser(), "folder": self.folder}
-        # What the jobs of this cluster are called decides what their ports are.
-        settings |= {"first_job": first + 1, "nodes": f"{first + 97}-{first + 98}", "controller": first + 99}
-        gpus = f"Name=gpu File={self.folder}/gpu[0-1] Flags=no_gpu_env\n"
-        written = {"slurm.conf": CONFIGURATION.format(**settings), "gres.conf": gpus}
-        written |= {"cgroup.conf": "CgroupPlugin=cgroup/v1\n", "plugstack.conf": "", "gpu0": "", "gpu1": ""}
+        settings = self.settings | {
+            "user": getpass.getuser(),
+            "folder": self.folder,
+            "first_job": first + 1,  # what the jobs of this cluster are called decides what their ports are
+            "nodes": f"{first + 97}-{first + 98}",
+            "controller": first + 99,
+        }
+        written = {
+            "slurm.conf": CONFIGURATION.format(**settings),
+            "gres.conf": f"Name=gpu File={self.folder}/gpu[0-1] Flags=no_gpu_env\n",
+            "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+            "plugstack.conf": "",
+            "gpu0": "",
+            "gpu1": "",
+        }
         for name, text in written.items():
             (self.folder / name).write_text(text)
         key = self.folder / "munge.key"
@@ -132,9 +143,14 @@ class Cluster:
         key.chmod(0o600)
         try:
             self.start(
-                *("munged", "--foreground", "--force", f"--key-file={key}"),
-                *(f"--socket={self.folder}/munge.socket", f"--pid-file={self.folder}/munged.pid"),
-                *(f"--log-file={self.folder}/munged.log", f"--seed-file={self.folder}/munged.seed"),
+                "munged",
+                "--foreground",
+                "--force",
+                f"--key-file={key}",
+                f"--socket={self.folder}/munge.socket",
+                f"--pid-file={self.folder}/munged.pid",
+                f"--log-file={self.folder}/munged.log",
+                f"--seed-file={self.folder}/munged.seed",
             )
             wait_until((self.folder / "munge.socket").exists, 20, self.logs)
             self.start("slurmctld", "-D", "-i")
@@ -153,8 +169,15 @@ class Cluster:
 
     def start(self, *words):
         with open(self.folder / "daemons.log", "a") as log:
-            more = {"cwd": self.folder, "env": self.environment, "stdout": log, "stderr": log}
-            self.daemons.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, **more))
+            daemon = subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.daemons.append(daemon)
 
     def stop(self):
         """End all jobs and daemons. Returns the processes that live on all the same, and ends those too."""
@@ -180,15 +203,23 @@ class Cluster:
 
     def call(self, *words, check=True, environment=None, cwd=None, limit=30):
         """What a command of SLURM's prints."""
-        more = {"env": self.environment | (environment or {}), "cwd": cwd or self.folder, "timeout": limit}
-        result = subprocess.run([str(word) for word in words], capture_output=True, text=True, **more)
+        result = subprocess.run(
+            list(map(str, words)),
+            cwd=cwd or self.folder,
+            env=self.environment | (environment or {}),
+            timeout=limit,
+            capture_output=True,
+            text=True,
+        )
         assert not check or result.returncode == 0, f"{words}: {result.stdout}{result.stderr}\n{self.logs()}"
         return result.stdout
 
     def logs(self):
         """The last words of all daemons."""
-        paths = sorted(self.folder.glob("*.log"))
-        return "\n".join(f"{path.name}:\n{path.read_text()[-2000:]}" for path in paths)
+        found = []
+        for path in sorted(self.folder.glob("*.log")):
+            found.append(f"{path.name}:\n{path.read_text()[-2000:]}")
+        return "\n".join(found)
 
     def submit(self, folder, script, *arguments, options=(), environment=None):
         """`sbatch`, typed in the repository's root; the job runs in a folder of its own."""
@@ -200,7 +231,9 @@ class Cluster:
 
 class Job:
     def __init__(self, cluster, number, folder):
-        self.cluster, self.number, self.folder = cluster, number, folder
+        self.cluster = cluster
+        self.number = number
+        self.folder = folder
 
     def log(self):
         path = self.folder / "log"
@@ -217,16 +250,17 @@ class Job:
 
     def wait_for_log(self, pattern, limit=180, count=1):
         """Wait until the log has this line so many times."""
+        looks = itertools.count(1)
 
         def found():
+            # A look into the log every 20 ms; at the state, which costs 20 ms to ask for, once a second.
+            asks_for_the_state = next(looks) % 50 == 0
             # A job that has ended will write nothing more.
-            over = next(ask) and self.show("JobState") in ENDED
+            over = asks_for_the_state and self.show("JobState") in ENDED
             has = len(re.findall(pattern, self.log(), re.M)) >= count
             assert has or not over, f"it ended without: {pattern}\n{self.everything()}"
             return has
 
-        # A look into the log every 20 ms; at the state, which costs 20 ms to ask for, once a second.
-        ask = itertools.cycle([*[False] * 49, True])
         wait_until(found, limit, lambda: f"{pattern}\n{self.everything()}", every=0.02)
 
     def finish(self, limit=240):
@@ -239,17 +273,21 @@ class Job:
     def processes(self):
         """(pid, command) of what runs on the nodes for this job."""
         ours = self.cluster.alive(self.cluster.mark)
-        return [process for process in self.cluster.alive(f"SLURM_JOB_ID={self.number}\0") if process in ours]
+        found = []
+        for process in self.cluster.alive(f"SLURM_JOB_ID={self.number}\0"):
+            if process in ours:  # another cluster on this machine may have a job of this number
+                found.append(process)
+        return found
 
     def workers(self):
         """The pids of those that train."""
         others = ("torchrun", "bash", "spawn_on_node.py")
-
-        def trains(words):
+        found = []
+        for pid, words in self.processes():
             is_lesson = "06b_preemption.py" in words and not any(other in words for other in others)
-            return is_lesson or "multiprocessing.spawn" in words  # mp.spawn's do not name the script
-
-        return sorted(pid for pid, words in self.processes() if trains(words))
+            if is_lesson or "multiprocessing.spawn" in words:  # mp.spawn's do not name the script
+                found.append(pid)
+        return sorted(found)
 
     def cancel(self):
         self.cluster.call("scancel", "--signal=KILL", "--full", self.number, check=False)

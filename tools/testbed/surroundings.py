@@ -16,7 +16,10 @@ def short_folder(prefix):
 def python_path(*folders):
     """For PYTHONPATH. What the reader has in it comes last, and is kept: torch itself may be there, where a
     cluster's `module load` has put it."""
-    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = list(map(str, folders))
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
+    return os.pathsep.join(paths)
 
 
 def own_torchrun(*words):

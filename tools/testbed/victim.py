@@ -44,15 +44,17 @@ class Restless(nn.Sequential):
 
 
 def note_steps():
-    place, progress = [0, 0], workload.progress
+    progress = workload.progress
+    place = "0 0"  # the epoch and the step
 
     def noted_progress(batches, epoch):
+        nonlocal place
         for number, batch in enumerate(progress(batches, epoch), 1):
-            place[:] = epoch, number
+            place = f"{epoch} {number}"
             yield batch
 
     def note(optimizer, args, kwargs):
-        line = f"{time.time()} {os.getpid()} {place[0]} {place[1]}\n"
+        line = f"{time.time()} {os.getpid()} {place}\n"
         os.write(file, line.encode())
 
     workload.progress = noted_progress
@@ -91,7 +93,9 @@ def dying_save(state, target, **options):
 
 
 workload.ConvNet = Restless
-save, torch.save, snapshot.open = torch.save, dying_save, dying_open
+save = torch.save
+torch.save = dying_save
+snapshot.open = dying_open
 parser = workload.parser
 workload.parser = lambda file, description: parser(LESSON, description)
 note_steps()

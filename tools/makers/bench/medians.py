@@ -22,21 +22,21 @@ def ratio(above, below):
 
 def sums(parts):
     """For each repeat, the sum of the parts of a time."""
-    return [sum(of_repeat) for of_repeat in zip(*parts.values(), strict=True)]
+    return list(map(sum, zip(*parts.values(), strict=True)))
 
 
 def table(head, rows):
-    """A Markdown table whose columns are aligned in the file."""
+    """A Markdown table whose columns are aligned in the file: the first to the left, others to the right."""
     columns = []
     for number, column in enumerate(zip(head, *rows, strict=True)):
-        cells = list(map(str, column))
-        width = max(map(len, cells))
-        if number == 0:
-            cells = [cell.ljust(width) for cell in cells]
-            cells.insert(1, "-" * width)
-        else:
-            cells = [cell.rjust(width) for cell in cells]
-            cells.insert(1, "-" * (width - 1) + ":")
+        width = max(len(str(cell)) for cell in column)
+        cells = []
+        for cell in column:
+            text = str(cell)
+            cells.append(text.ljust(width) if number == 0 else text.rjust(width))
+        cells.insert(1, "-" * width if number == 0 else "-" * (width - 1) + ":")
         columns.append(cells)
-    lines = [f"| {' | '.join(cells)} |" for cells in zip(*columns, strict=True)]
+    lines = []
+    for cells in zip(*columns, strict=True):
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -41,7 +41,8 @@ def work(make_model, images, rounds):
         model = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET, **options)
         return model, torch.optim.SGD(model.parameters(), lr=1e-4)
 
-    ours, viewed = wrapped(), wrapped(gradient_as_bucket_view=True)
+    ours = wrapped()
+    viewed = wrapped(gradient_as_bucket_view=True)
     batch = torch.rand(images, 1, 28, 28, generator=torch.Generator().manual_seed(rank))
     count = sum(parameter.numel() for parameter in ours[0].parameters())
     pieces = torch.zeros(count).split(BUCKET * 2**18)  # numbers of 4 bytes, in buckets as large as DDP's

@@ -82,9 +82,9 @@ def draw_overlap(axes, links):
     width = 0.25
     for place, (name, (label, colour)) in enumerate(KINDS.items(), -1):
         for number, found in enumerate(links.values()):
-            values = [1000 * seconds for seconds in found[f"{name}, seconds"]]
-            height = statistics.median(values)
-            reach = [[height - min(values)], [max(values) - height]]
+            seconds = found[f"{name}, seconds"]
+            height = 1000 * statistics.median(seconds)
+            reach = [[height - 1000 * min(seconds)], [1000 * max(seconds) - height]]
             look = {"color": colour, "ecolor": ink.INK, "label": label if number == 0 else None}
             axes.bar(number + width * place, height, width, yerr=reach, **look)
     axes.set_xticks(range(len(links)), [link.replace(", ", "\n") for link in links])
@@ -94,11 +94,12 @@ def draw_overlap(axes, links):
 
 def draw_reduce(axes, ways):
     for way, (label, colour, style) in LINES.items():
-        sizes = [int(size) for size in ways[way]]
+        sizes = []
         medians = []
         lowest = []
         highest = []
         for size, seconds in ways[way].items():
+            sizes.append(int(size))
             rates = [int(size) / value / 1e6 for value in seconds]
             medians.append(statistics.median(rates))
             lowest.append(min(rates))

@@ -28,7 +28,9 @@ FEW = ("--epochs", 2, "--train-size", 1200, "--test-size", 60)  # for large mode
 BF16 = ("--precision", "bf16", "--accumulate", 1)
 # The ring in pieces is notebook 03a's.
 PATH_OF_RINGS = os.pathsep.join((ENVIRONMENT["PYTHONPATH"], str(launcher.ROOT / "notebooks/show/travel")))
-STEM, STEM_06B, STEM_07 = "04_ddp_torchrun", "06b_preemption", "07_mixed_precision"
+STEM = "04_ddp_torchrun"
+STEM_06B = "06b_preemption"
+STEM_07 = "07_mixed_precision"
 
 
 # ---- start something, and read what it says -----------------------------------------------------
@@ -60,8 +62,11 @@ def said(stderr, what):
 
 def speed_of(folder, stem):
     """Images per second, without the first epoch, which fills caches."""
-    curve = launcher.read_curve(folder / "out", stem)
-    return statistics.median(row["images_per_second"] for row in curve[1:])
+    return median_speed(launcher.read_curve(folder / "out", stem))
+
+
+def median_speed(epochs):
+    return statistics.median(epoch["images_per_second"] for epoch in epochs[1:])
 
 
 def spent(times, began):
@@ -107,20 +112,19 @@ def apart(options, variant, name):
     """What runs two independent processes at the same time, each with half of the batch."""
 
     def run(folder):
-        folders = (folder / "a", folder / "b")
         words = (*options, "--batch-size", 60)
-        both = [lesson(STEM, 1, each, *words, variant=variant) for each in folders]
-        for process in both:
-            finish(process)
-        return {"speed": {name: sum(speed_of(each, STEM) for each in folders)}}
+        one = lesson(STEM, 1, folder / "a", *words, variant=variant)
+        other = lesson(STEM, 1, folder / "b", *words, variant=variant)
+        finish(one)
+        finish(other)
+        return {"speed": {name: speed_of(folder / "a", STEM) + speed_of(folder / "b", STEM)}}
 
     return run
 
 
 def tutorial(folder):
     stdout, stderr = finish(begin([sys.executable, HERE / "tutorial_loop.py", 2], folder))
-    epochs = [json.loads(line) for line in stdout.splitlines()]
-    rate = statistics.median(epoch["images_per_second"] for epoch in epochs[1:])
+    rate = median_speed(list(map(json.loads, stdout.splitlines())))
     return {"speed": {"usual loop": rate}, "step": {"usual loop": said(stderr, "stepped")}}
 
 
@@ -128,8 +132,13 @@ def start_ranks(script, folder, *arguments, world_size=2, **more):
     """Run a script on several ranks, and return what rank 0 prints."""
     environment = {"STORE": str(folder / "store"), "WORLD_SIZE": str(world_size)} | more
     words = [sys.executable, HERE / script, *arguments]
-    ranks = [begin(words, folder, RANK=str(rank), **environment) for rank in range(world_size)]
-    printed = [finish(process)[0] for process in ranks]
+    ranks = []
+    for rank in range(world_size):
+        ranks.append(begin(words, folder, RANK=str(rank), **environment))
+    printed = []
+    for process in ranks:
+        stdout, _ = finish(process)
+        printed.append(stdout)
     return json.loads(printed[0])
 
 
@@ -197,7 +206,7 @@ def reduce(world_size):
 def recovery(folder):
     """Seconds from the death of one of two processes to the next step, with torchrun's real restart."""
     words, environment = launcher.command("06b_preemption", 2, "--epochs", 2, "--crash-at", 1)
-    script = next(word for word in words if word.endswith(".py"))
+    script = str(launcher.ROOT / "lessons/06b_preemption.py")
     words[words.index(script)] = VICTIM
     finish(begin(words, folder, **environment, LESSON=script))
     times = {}
@@ -210,7 +219,8 @@ def recovery(folder):
 
 # ---- all of them --------------------------------------------------------------------------------
 
-BOTH, LARGE = "clocked,stepped", "large,clocked,stepped"
+BOTH = "clocked,stepped"
+LARGE = "large,clocked,stepped"
 SECTIONS = {
     "one process": {
         "the usual loop": tutorial,

@@ -22,12 +22,14 @@ OPTIONS = {
 
 def speed(folder, jobs, count, size, words):
     """Images per second of so many independent jobs, on `count` processes each, which share a batch."""
-    folders = [folder / str(number) for number in range(jobs)]
     options = (*words, "--batch-size", size // jobs)
-    processes = [rows.lesson(STEM, count, each, *options) for each in folders]
-    for process in processes:
+    started = {}
+    for number in range(jobs):
+        folder_of_job = folder / str(number)
+        started[folder_of_job] = rows.lesson(STEM, count, folder_of_job, *options)
+    for process in started.values():
         rows.finish(process)
-    return sum(rows.speed_of(each, STEM) for each in folders)
+    return sum(rows.speed_of(folder_of_job, STEM) for folder_of_job in started)
 
 
 def named(model, count, size):

@@ -84,7 +84,8 @@ def tell(what, value):
 
 def clock():
     """Note the time at the points that every lesson passes, and report them after the first step."""
-    times, progress = {"started": started, "imported": imported}, workload.progress
+    progress = workload.progress
+    times = {"started": started, "imported": imported}
 
     def note(name):
         times[name] = time.time()
@@ -108,18 +109,22 @@ def size_of(path):
 
 def clock_saving():
     """Note how long snapshots stop training: in 09, only the rest of the previous snapshot is waited for."""
-    times, stood, waited = {}, [], [0.0]
+    times = {}
+    stood = []
+    waited = 0.0
 
     def note(name):
         times[name] = time.perf_counter()
 
     def trains_on(*found):
+        nonlocal waited
         note("ended")
-        stood.append(times["ended"] - times["save"] + waited[0])
-        waited[0] = 0.0
+        stood.append(times["ended"] - times["save"] + waited)
+        waited = 0.0
 
     def wait_is_over(*found):
-        waited[0] = time.perf_counter() - times["wait"]
+        nonlocal waited
+        waited = time.perf_counter() - times["wait"]
 
     def saves(future):
         trains_on()
@@ -150,7 +155,9 @@ def clock_saving():
 
 def trace():
     """Buckets that are small enough for three of them, and the profiler around the steps of an epoch."""
-    progress, wrap, models = workload.progress, nn.parallel.DistributedDataParallel, []
+    progress = workload.progress
+    wrap = nn.parallel.DistributedDataParallel
+    models = []
 
     def with_small_buckets(model):
         models.append(wrap(model, bucket_cap_mb=0.25))

@@ -42,7 +42,10 @@ def measured(kind):
 
 def how(row):
     """A GPT was compiled and changed, in words."""
-    said = [words for kind, words in HOW.items() if kind in row["kinds"]]
+    said = []
+    for kind, words in HOW.items():
+        if kind in row["kinds"]:
+            said.append(words)
     if not said:
         said.append("not compiled")
     words = row.get("characters", 64)
@@ -94,18 +97,23 @@ def budget(row):
 
 def draw(path):
     plt = ink.pyplot()
-    rows = measured("gpt").values()
-    names = [f"{row['size']} texts,\n" + how(row).replace("; ", ",\n") for row in rows]
+    names = []
+    budgets = []
+    for row in measured("gpt").values():
+        names.append(f"{row['size']} texts,\n" + how(row).replace("; ", ",\n"))
+        budgets.append(budget(row))
     height = len("\n".join(names).splitlines())
     figure, axes = plt.subplots(figsize=(ink.WIDTH, 1.2 + 0.3 * height))
-    budgets = [budget(row) for row in rows]
+
     left = [0.0] * len(names)
     for kind, (colour, label) in KINDS.items():
         widths = [found[kind] for found in budgets]
         bars = axes.barh(names, widths, left=left, color=colour, label=label)
-        shown = [f"{width:.0f}" if width >= 3 else "" for width in widths]
+        shown = []
+        for number, width in enumerate(widths):
+            shown.append(f"{width:.0f}" if width >= 3 else "")
+            left[number] += width
         axes.bar_label(bars, shown, label_type="center", color="#111111")
-        left = [begin + width for begin, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel="milliseconds", title="The time of one H100 for 8 texts")
     figure.legend(loc="outside lower center", ncols=3)

@@ -84,8 +84,10 @@ LANGUAGE = (
 def job(*words, ranks=0, kinds=(), **options):
     """The command and environment of a probe; under torchrun if it has a number of ranks."""
     start = own_torchrun("--standalone", "--nproc-per-node", ranks) if ranks else [sys.executable]
-    given = [f"{name}={value}" for name, value in options.items()]
-    return [*start, PROBES, *words, *kinds, *given], surroundings(ranks)
+    command = [*start, PROBES, *words, *kinds]
+    for name, value in options.items():
+        command.append(f"{name}={value}")
+    return command, surroundings(ranks)
 
 
 def surroundings(ranks):
@@ -159,9 +161,12 @@ def several_gpus():
 
 def languages(text=None):
     """Lesson 18, with PyTorch's source. The model of 124M parameters trains on a text of your own."""
-    found = {name: language(*row) for name, row in LANGUAGES.items() if name != "124M"}
-    if text:
-        found["124M"] = language(*LANGUAGES["124M"], text)
+    found = {}
+    for name, (ranks, options) in LANGUAGES.items():
+        if name != "124M":
+            found[name] = language(ranks, options)
+        elif text:
+            found[name] = language(ranks, options, text)
     return found
 
 
@@ -196,39 +201,75 @@ def limits(busy):
     """What the GPU does in a step, the longest first."""
     if not busy:
         return ""
-    kinds = sorted(busy.keys() - {"busy", "hidden"}, key=busy.get, reverse=True)
-    shares = ", ".join(f"{kind} {busy[kind]:.0%}" for kind in kinds)
-    hidden = f"; NCCL beside other kernels {busy['hidden']:.0%}" if "hidden" in busy else ""
-    return f"; GPU busy {busy['busy']:.0%}: {shares}{hidden}"
+    shares = []
+    for kind in sorted(busy.keys() - {"busy", "hidden"}, key=busy.get, reverse=True):
+        shares.append(f"{kind} {busy[kind]:.0%}")
+    said = f"; GPU busy {busy['busy']:.0%}: {', '.join(shares)}"
+    if "hidden" in busy:
+        said += f"; NCCL beside other kernels {busy['hidden']:.0%}"
+    return said
 
 
 def line(row):
     """A row in words."""
     if "failed" in row:
         return row["failed"]
-    if "images/s" in row:
-        share = "" if row["name"] in IN_32_BITS else share_of_peak(row["images/s"] * row["flops"])
-        return f"{row['images/s']:,.0f} images/s{share}{limits(row['busy'])}"
-    if "bits per byte" in row:
-        mfu = "" if row["MFU"] is None else f", MFU {row['MFU']:.1%}"
-        said = f"{row['bits per byte']:.3f} bits per byte of all held-out files (xz {row['xz']:.3f})"
-        return f"{row['parameters']:,} parameters: {row['tokens/s']:,.0f} tokens/s{mfu}; {said}"
-    if "tokens/s" in row:
-        share = share_of_peak(row["flops"] / row["seconds"])
-        memory = f"{row['bytes'] / 1e9:.0f} GB"
-        return f"{row['tokens/s']:,.0f} tokens/s, {memory}{share}{limits(row['busy'])}"
-    if "peers" in row:
-        said = []
-        for number, copy in row["peers"].items():
-            way = "" if copy["P2P"] else " through the host"
-            wrong = "" if copy["same"] else ": THE BYTES THAT ARRIVE ARE WRONG, try NCCL_P2P_DISABLE=1"
-            said.append(f"to GPU {number} {copy['bytes/s'] / 1e9:.0f} GB/s{way}{wrong}")
-        return ", ".join(said)
-    if "of weights" in row:
-        return f"{row['bytes'] / 2**20:,.0f} MiB for {row['of weights'] / 2**20:,.0f} MiB of weights"
-    sizes = {int(size): seconds for size, seconds in row["by size"].items()}
-    shown = (min(sizes), 2**20, max(sizes))
-    return ", ".join(f"{size // 2**10:,} KiB {1e6 * sizes[size]:,.0f} us" for size in shown)
+    for key, words in WORDS.items():
+        if key in row:
+            return words(row)
+    raise ValueError(f"a row of an unknown kind: {row}")
+
+
+def line_of_loop(row):
+    share = "" if row["name"] in IN_32_BITS else share_of_peak(row["images/s"] * row["flops"])
+    return f"{row['images/s']:,.0f} images/s{share}{limits(row['busy'])}"
+
+
+def line_of_language(row):
+    mfu = "" if row["MFU"] is None else f", MFU {row['MFU']:.1%}"
+    said = f"{row['bits per byte']:.3f} bits per byte of all held-out files (xz {row['xz']:.3f})"
+    return f"{row['parameters']:,} parameters: {row['tokens/s']:,.0f} tokens/s{mfu}; {said}"
+
+
+def line_of_gpt(row):
+    share = share_of_peak(row["flops"] / row["seconds"])
+    memory = f"{row['bytes'] / 1e9:.0f} GB"
+    return f"{row['tokens/s']:,.0f} tokens/s, {memory}{share}{limits(row['busy'])}"
+
+
+def line_of_peers(row):
+    said = []
+    for number, copy in row["peers"].items():
+        words = f"to GPU {number} {copy['bytes/s'] / 1e9:.0f} GB/s"
+        if not copy["P2P"]:
+            words += " through the host"
+        if not copy["same"]:
+            words += ": THE BYTES THAT ARRIVE ARE WRONG, try NCCL_P2P_DISABLE=1"
+        said.append(words)
+    return ", ".join(said)
+
+
+def line_of_memory(row):
+    return f"{row['bytes'] / 2**20:,.0f} MiB for {row['of weights'] / 2**20:,.0f} MiB of weights"
+
+
+def line_of_all_reduce(row):
+    seconds = {int(size): taken for size, taken in row["by size"].items()}  # JSON makes words of numbers
+    said = []
+    for size in (min(seconds), 2**20, max(seconds)):
+        said.append(f"{size // 2**10:,} KiB {1e6 * seconds[size]:,.0f} us")
+    return ", ".join(said)
+
+
+# By a key that only rows of this kind have. A row of lesson 18 has tokens/s, too, so it comes before a GPT's.
+WORDS = {
+    "images/s": line_of_loop,
+    "bits per byte": line_of_language,
+    "tokens/s": line_of_gpt,
+    "peers": line_of_peers,
+    "of weights": line_of_memory,
+    "by size": line_of_all_reduce,
+}
 
 
 def lacks(kind, name):
@@ -236,9 +277,10 @@ def lacks(kind, name):
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if name not in IN_32_BITS and kind in ("loop", "gpt", "several") and not has_bf16:
         return "this GPU has no bf16"
-    is_compiled = name == "compile" or "compiled" in GPTS.get(name, {}).get("kinds", ())
-    is_compiled = is_compiled or kind == "language"
-    return pretending.no_compiler() if is_compiled else ""
+    is_compiled_gpt = "compiled" in GPTS.get(name, {}).get("kinds", ())
+    if name == "compile" or kind == "language" or is_compiled_gpt:
+        return pretending.no_compiler()
+    return ""
 
 
 def read_probe(stdout):
@@ -269,10 +311,20 @@ def measure(kind, name, words, environment, limit=LIMIT):
             stdout, _ = running.finish(running.start(words, folder, environment), limit)
         row |= read_language(stdout) if kind == "language" else read_probe(stdout)
     except SystemExit as error:
-        lines = [text for text in str(error).splitlines() if text.strip()]
-        raised = [text for text in lines if "rror: " in text and "ChildFailed" not in text]
-        row["failed"] = (raised or lines)[-1][:300]
+        row["failed"] = reason_of(str(error))
     return row | {"took": round(time.monotonic() - began, 3)}
+
+
+def reason_of(said):
+    """The last error in what a failed probe has said, or its last words. torchrun's own error says less."""
+    lines = []
+    errors = []
+    for text in said.splitlines():
+        if text.strip():
+            lines.append(text)
+        if "rror: " in text and "ChildFailed" not in text:
+            errors.append(text)
+    return (errors or lines)[-1][:300]
 
 
 def main():

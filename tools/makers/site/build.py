@@ -102,7 +102,8 @@ def main():
     parser.add_argument("--pages", nargs="*", default=[], help="pages of the repository (all)")
     arguments = parser.parse_args()
     start = time.monotonic()
-    folder, site = arguments.out / "site-sources", arguments.out / "site"
+    folder = arguments.out / "site-sources"
+    site = arguments.out / "site"
     # A page that is not built again would keep the old navigation, and a warning would not come again.
     for old in (folder, site):
         shutil.rmtree(old, ignore_errors=True)
