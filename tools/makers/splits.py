@@ -36,8 +36,9 @@ def held_weights(way, rank):
     if way.name == "sharded data":
         return [[(WHOLE, half)]] * LAYERS
     if way.name == "pipeline":
-        first = LAYERS // 2 * rank
-        return [[(WHOLE, WHOLE)] if first <= layer < first + LAYERS // 2 else [] for layer in range(LAYERS)]
+        whole_layers = [[(WHOLE, WHOLE)]] * (LAYERS // 2)
+        none = [[]] * (LAYERS // 2)
+        return whole_layers + none if rank == 0 else none + whole_layers
     if way.name == "tensor":
         return [[(half, WHOLE)]] * LAYERS
     attention = ((0, 0.3), WHOLE)
@@ -52,8 +53,9 @@ def held_data(way, rank):
         return [WHOLE] * TEXTS
     if way.name == "context":
         return [half] * TEXTS
-    first = TEXTS // 2 * rank
-    return [WHOLE if first <= text < first + TEXTS // 2 else None for text in range(TEXTS)]
+    whole_texts = [WHOLE] * (TEXTS // 2)
+    none = [None] * (TEXTS // 2)
+    return whole_texts + none if rank == 0 else none + whole_texts
 
 
 def draw(path):
