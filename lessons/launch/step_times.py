@@ -42,8 +42,10 @@ def measure(ddp_model, loader, compute_loss, steps=20, warm_up=5):
     rows = [None] * dist.get_world_size()
     dist.all_gather_object(rows, row)
     if dist.get_rank() == 0:
-        trained = [parameter for parameter in ddp_model.parameters() if parameter.requires_grad]
-        size = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+        size = 0  # bytes of gradients
+        for parameter in ddp_model.parameters():
+            if parameter.requires_grad:
+                size += parameter.numel() * parameter.element_size()
         print("\n".join(report(rows, size)), flush=True)
 
 
@@ -83,13 +85,15 @@ def count_examples(batch):
 
 def report(rows, size):
     lines = [f"{'rank':>4}  {'host':<16} {'loading':>9} {'computing':>10} {'a step':>9}   (milliseconds)"]
+    step = 0.0  # of the slowest rank
+    examples = 0  # of all ranks
     for rank, row in enumerate(rows):
-        step = row["loading"] + row["together"]
-        times = f"{row['loading']:9.2f} {row['computing']:10.2f} {step:9.2f}"
+        own = row["loading"] + row["together"]
+        times = f"{row['loading']:9.2f} {row['computing']:10.2f} {own:9.2f}"
         lines.append(f"{rank:>4}  {row['host'][:16]:<16} {times}")
+        step = max(step, own)
+        examples += row["examples"]
 
-    step = max(row["loading"] + row["together"] for row in rows)
-    examples = sum(row["examples"] for row in rows)
     lines.append(
         f"{examples} examples in a step, {1000 * examples / step:,.0f} examples/s, without the optimizer"
     )
@@ -98,9 +102,8 @@ def report(rows, size):
     communicating = max(0, min(row["together"] - row["computing"] for row in rows))
     if len(rows) == 1:
         communicating = 0  # what is measured here is only how much two measurements differ
-    hidden = (
-        f"{communicating:.2f} ms, {communicating / step:.0%} of a step, for {size / 1e6:.2f} MB of gradients"
-    )
+    share = f"{communicating / step:.0%} of a step"
+    hidden = f"{communicating:.2f} ms, {share}, for {size / 1e6:.2f} MB of gradients"
     lines.append(f"communication that the backward pass does not hide: {hidden}")
     return lines + look_at(rows, size, step, communicating)
 

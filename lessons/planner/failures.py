@@ -26,7 +26,10 @@ def play(
     """Simulate a job of `seconds`. Each interruption loses the unsaved progress, and a machine until
     it is repaired. A spare takes the machine's place, or the job waits for a repair.
     """
-    clock, moved, interruptions, waited = 0.0, 0.0, 0, 0.0
+    clock = 0.0
+    moved = 0.0
+    waited = 0.0
+    interruptions = 0
     back: list[float] = []  # when each machine in repair returns
     while clock < seconds:
         lasted = min(drawn.expovariate(1 / between), seconds - clock)
@@ -52,18 +55,21 @@ def runs(found: Plan, seed: int, count: int = RUNS) -> dict[str, Any]:
     """Simulate `count` runs of a plan. Return for each figure the mean, its standard error, and the
     formulas' result.
     """
-    job, seconds = found["job"], found["days"] * formulas.DAY
+    job = found["job"]
+    seconds = found["days"] * formulas.DAY
     between = formulas.seconds_between_failures(job["gpus"], job["failure_rate"])
     repair = job["repair_hours"] * 3600
     waiting = formulas.waiting_share(job["spares"], repair / between)
     drawn = random.Random(seed)
     limits = (found["checkpoint_interval_seconds"], job["save_seconds"], job["restart_seconds"])
     played = [play(seconds, between, *limits, job["spares"], repair, drawn) for _ in range(count)]
-    # Nothing can break while the job waits.
-    expected = {"interruptions": found["interruptions"] * (1 - waiting), "waiting": waiting}
-    expected["moving"] = found["effective_time_ratio"] * (1 - waiting)
+    expected = {  # nothing can break while the job waits
+        "interruptions": found["interruptions"] * (1 - waiting),
+        "moving": found["effective_time_ratio"] * (1 - waiting),
+        "waiting": waiting,
+    }
     figures = {}
-    for name in ("interruptions", "moving", "waiting"):
+    for name in expected:
         values = [one[name] for one in played]
         error = statistics.stdev(values) / math.sqrt(count)
         figures[name] = {"drawn": statistics.mean(values), "error": error, "expected": expected[name]}
@@ -80,8 +86,7 @@ def text(found: Plan, played: dict[str, Any]) -> str:
     }
     for name, words in names.items():
         form = "{:,.1f}" if name == "interruptions" else "{:.2%}"
-        rows.append(
-            line(words, *(form.format(figures[name][kind]) for kind in ("drawn", "error", "expected")))
-        )
+        cells = [form.format(figures[name][kind]) for kind in ("drawn", "error", "expected")]
+        rows.append(line(words, *cells))
     head = f"{played['runs']} runs of {duration(played['seconds'])} on {job['gpus']:,} GPUs"
     return f"{head}, with {job['spares']} spare machines (seed {played['seed']})\n" + "\n".join(rows)

@@ -24,10 +24,8 @@ def layouts(job: Job) -> Iterator[Job]:
     """Tensor parallelism inside a machine, as many stages as divide the layers evenly, and
     the rest for data. Embedding and logits may count as a layer each, as Llama 3's do.
     """
-    layers, _, heads = plans.guess(job)
-    even = [size for size in range(1, layers + 3) if layers % size == 0 or (layers + 2) % size == 0]
-    if job["layers"] is None:  # a guessed number of layers must not rule out two stages
-        even = powers(layers)
+    _, _, heads = plans.guess(job)
+    even = even_stages(job)
     for tensor in tried(job, "tensor_parallel", powers(job["gpus_per_node"])):
         for context in tried(job, "context_parallel", powers(max(1, min(64, job["seq"] // 2048)))):
             for pipeline in tried(job, "pipeline", even):
@@ -35,17 +33,37 @@ def layouts(job: Job) -> Iterator[Job]:
                     continue
                 ranks = job["gpus"] // tensor // pipeline
                 for expert in tried(job, "expert_parallel", powers(min(job["experts"], ranks))):
-                    chunks = [size // pipeline for size in even if size % pipeline == 0] or [1]
-                    found = dict(zip(WAYS, (tensor, pipeline, context, expert), strict=True))
-                    found["sequence_parallel"] = tensor > 1
-                    for interleave in tried(job, "interleave", chunks if pipeline > 1 else [1]):
+                    found = {
+                        "tensor_parallel": tensor,
+                        "pipeline": pipeline,
+                        "context_parallel": context,
+                        "expert_parallel": expert,
+                        "sequence_parallel": tensor > 1,
+                    }
+                    for interleave in tried(job, "interleave", interleaves(even, pipeline)):
                         yield job | found | {"interleave": interleave}
+
+
+def even_stages(job: Job) -> list[int]:
+    """The numbers of stages that divide the layers evenly."""
+    layers, _, _ = plans.guess(job)
+    if job["layers"] is None:  # a guessed number of layers must not rule out two stages
+        return powers(layers)
+    return [size for size in range(1, layers + 3) if layers % size == 0 or (layers + 2) % size == 0]
+
+
+def interleaves(even: list[int], pipeline: int) -> list[int]:
+    """How many stages each process may hold."""
+    if pipeline == 1:
+        return [1]
+    return [size // pipeline for size in even if size % pipeline == 0] or [1]
 
 
 def candidates(layout: Job) -> Iterator[Job]:
     """The remaining choices of a layout. Texts must divide evenly, so that no rank waits."""
     ranks = layout["gpus"] // layout["tensor_parallel"] // layout["pipeline"]
-    data, texts = ranks // layout["context_parallel"], layout["batch_tokens"] // layout["seq"]
+    data = ranks // layout["context_parallel"]
+    texts = layout["batch_tokens"] // layout["seq"]
     near = max(1, layout["gpus_per_node"] // layout["tensor_parallel"])
     for micro_batch in tried(layout, "micro_batch", powers(8)):
         if texts % (data * micro_batch):
@@ -54,7 +72,9 @@ def candidates(layout: Job) -> Iterator[Job]:
             continue
         for recompute in tried(layout, "recompute", ["selective", "full"]):
             for stage in tried(layout, "stage", [1, 2, 3]):
-                copies = {1, ranks // near} if stage == 3 and ranks % near == 0 else {1}
+                copies = {1}
+                if stage == 3 and ranks % near == 0:
+                    copies.add(ranks // near)
                 for replicate in tried(layout, "replicate", sorted(copies)):
                     rest = {"recompute": recompute, "stage": stage, "replicate": replicate}
                     yield layout | rest | {"micro_batch": micro_batch}
@@ -92,7 +112,8 @@ def search(job: Job, most: int | None = 5) -> list[Plan]:
 def bound(found: Plan) -> str:
     """What takes the most time apart from compute; or compute, if that is less than 5%."""
     step = found["step_seconds"]
-    name = max((name for name in step if name != "compute"), key=step.get)
+    others = [name for name in step if name != "compute"]
+    name = max(others, key=step.get)
     share = step[name] / sum(step.values())
     if share < 0.05:
         return "compute"
@@ -130,6 +151,6 @@ def cells(found: Plan) -> list[str]:
 def table(rows: list[Plan]) -> str:
     job = rows[0]["job"]
     lines = [f"{count(job['params'])} parameters on {job['gpus']:,} GPUs, the fastest first:", ""]
-    lines.append(FORM.format(*HEAD))
-    lines += [FORM.format(*cells(found)) for found in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    for row in (HEAD, *map(cells, rows)):
+        lines.append(FORM.format(*row).rstrip())
+    return "\n".join(lines)

@@ -27,7 +27,19 @@ def unseen(text, row=""):
 
 
 def differing(mine, its):
-    return next((name for name in mine if mine[name] != its.get(name)), None)
+    """The first name under which two dictionaries hold different values, or None."""
+    for name in mine:
+        if mine[name] != its.get(name):
+            return name
+    return None
+
+
+def shapes_of(step):
+    return [forward["shape"] for forward in step["forwards"]]
+
+
+def weights_at_start(run):
+    return run.rows(0, "weights")[0]["weights"]
 
 
 # ---- 1. the script that it came from
@@ -40,25 +52,41 @@ def like_the_original(runs):
         return unseen(f"the original does not run with --exact: {reason(runs.original)[0]}")
     if runs.one.failed or not runs.one.is_exact:
         return unseen(f"the port does not run on one process with --exact: {reason(runs.one)[0]}")
-    before, after = runs.original.steps_of(0), runs.one.steps_of(0)
+
+    before = runs.original.steps_of(0)
+    after = runs.one.steps_of(0)
     if not before or not after:
         which = "the port" if before else "the original"
         return unseen(f"{which} took no step: is there a snapshot of an earlier run?")
+    return other_plan(runs, before, after) or other_training(runs, before, after)
+
+
+def other_plan(runs, before, after):
+    """What differs before anything is computed (settings, shapes, steps, first weights), or nothing."""
     if difference := other_settings(before, after):
         return wrong(difference)
-    mine = [forward["shape"] for forward in before[0]["forwards"]]
-    its = [forward["shape"] for forward in after[0]["forwards"]]
+
+    mine = shapes_of(before[0])
+    its = shapes_of(after[0])
     if mine != its:
         text = f"step 1 of the original gives its models batches of the shapes {mine}, of the port {its}"
         return wrong(text, "the-batch-size-used-later")
+
     if len(before) != len(after) and mismatch_of_steps(before, after):
         return wrong(f"the original takes {len(before)} steps, the port {len(after)}")
-    if differing(*(run.rows(0, "weights")[0]["weights"] for run in (runs.original, runs.one))):
+
+    if differing(weights_at_start(runs.original), weights_at_start(runs.one)):
         text = "they start with different weights: set the same seed before the model is made"
         return unseen(text, "seeds-and-dropout")
+    return None
+
+
+def other_training(runs, before, after):
+    """The verdict on the examples, the gradients, the weights and the printed numbers."""
     is_same = matching(runs.original, runs.one)
     if not is_same[0]:
         return other_order(runs, before, after)
+
     found = compare_steps(before, [after], is_same, COMPARED, lambda: rounding(runs))
     if found.is_wrong:
         if any(forward["draws"] for forward in found.mine["forwards"]):
@@ -66,6 +94,7 @@ def like_the_original(runs):
         return wrong(
             f"{found.what} differ by {found.off:.1e} in step {found.number} (allowed: {found.limit:.0e})"
         )
+
     numbers = compare_numbers(runs.original, runs.one, lambda: runs.nudged)
     if numbers.wrong:
         return wrong(f"the original prints {numbers.wrong}", numbers.row)
@@ -103,26 +132,31 @@ def other_settings(before, after):
 
 def mismatch_of_steps(before, after):
     """Whether the numbers of steps differ by more than an incomplete last batch in each epoch."""
-    shapes = [tuple(forward["shape"]) for step in before for forward in step["forwards"][:1]]
+    shapes = []
+    for step in before:
+        if step["forwards"]:
+            shapes.append(step["forwards"][0]["shape"])
     incomplete = sum(shape != shapes[0] for shape in shapes)
     return not 0 < len(before) - len(after) <= incomplete
 
 
 def other_order(runs, before, after):
     """The verdict if step 1 of the port uses other examples than the original's."""
-    shuffles = [trained_sampler(run) for run in (runs.original, runs.one)]
-    if None not in shuffles and shuffles[0] != shuffles[1]:
-        words = ["shuffles" if shuffles[0] else "does not shuffle", "does" if shuffles[1] else "does not"]
-        return wrong(
-            f"the original {words[0]} its examples, and the port {words[1]}", "a-shuffled-dataloader"
-        )
+    mine = trained_sampler(runs.original)
+    its = trained_sampler(runs.one)
+    if mine is not None and its is not None and mine != its:
+        text = "the original does not shuffle its examples, and the port does"
+        if mine:
+            text = "the original shuffles its examples, and the port does not"
+        return wrong(text, "a-shuffled-dataloader")
+
     loss_before = sum(step["loss"] for step in before[:COMPARED])
     loss_after = sum(step["loss"] for step in after[:COMPARED])
     off = abs(loss_before - loss_after) / (abs(loss_before) or 1.0)
-    text = "they draw other examples or noise; the settings of the optimizer, the learning rates, the shapes "
-    text += f"and the number of steps agree, and the loss of the first steps within {off:.0%}"
     if off > 0.3:
         return wrong(f"they draw other examples, and the loss of the first steps differs by {off:.0%}")
+    text = "they draw other examples or noise; the settings of the optimizer, the learning rates, the shapes "
+    text += f"and the number of steps agree, and the loss of the first steps within {off:.0%}"
     return unseen(text, "no-dataloader")
 
 
@@ -158,35 +192,65 @@ def to_the_end(runs):
 
 def same_weights(runs):
     many = runs.many
-    ranks = {rank: many.rows(rank, "weights") + many.steps_of(rank) for rank in many.ranks}
-    if not ranks.get(0) or not many.steps_of(0):
+    rows = weights_of(many, 0)
+    if not rows or not many.steps_of(0):
         return unseen("no step of an optimizer was seen, and no change of the weights by hand")
-    for other in list(ranks)[1:]:
-        for mine, its in zip(ranks[0], ranks[other], strict=False):
-            if found := other_weights(mine, its, other):
-                return found
-        for mine, its in zip(many.rows(0, "closure"), many.rows(other, "closure"), strict=False):
-            if str(mine["loss"]) != str(its["loss"]):
-                values = f"{mine['loss']:.6g} on rank 0, {its['loss']:.6g} on rank {other}"
-                return wrong(f"the closure of the optimizer returns {values}", "an-optimizer-with-a-closure")
-        for mine, its in zip(many.rows(0, "plateau"), many.rows(other, "plateau"), strict=False):
-            if str(mine["metric"]) != str(its["metric"]):  # as text, because nan is not equal to nan
-                values = f"{mine['metric']:.4g} on rank 0, {its['metric']:.4g} on rank {other}"
-                line = many.short(mine["line"])
-                return wrong(f"ReduceLROnPlateau gets {values} in {line}", "reducelronplateau")
-        if len(ranks[0]) != len(ranks[other]) and not many.failed:
-            numbers = f"rank 0 took {len(many.steps_of(0))} steps, rank {other} {len(many.steps_of(other))}"
-            return wrong(numbers, "early-stopping-and-the-best-model")
-    counts = [len(row["weights"]) for row in ranks[0]]
-    if max(counts) == 0:
+
+    for other in list(many.ranks)[1:]:
+        if found := other_training_of(many, other):
+            return found
+
+    tensors = 0
+    buffers = 0
+    has_rates = False
+    for row in rows:
+        tensors = max(tensors, len(row["weights"]))
+        buffers = max(buffers, len(row.get("buffers", {})))
+        has_rates = has_rates or "rates" in row
+
+    if tensors == 0:
         return unseen("no weights were seen at a step")
-    text = f"{max(counts)} tensors at {len(many.steps_of(0))} steps"
-    buffers = max(len(row.get("buffers", {})) for row in ranks[0])
+    text = f"{tensors} tensors at {len(many.steps_of(0))} steps"
     if buffers:
         text += f", and {buffers} buffers"
-    if not any("rates" in row for row in ranks[0]):
+    if not has_rates:
         text += "; no optimizer was seen, and so no learning rate"
     return ok(text)
+
+
+def weights_of(run, rank):
+    """What a rank held at the start and after each step."""
+    return run.rows(rank, "weights") + run.steps_of(rank)
+
+
+def other_training_of(many, other):
+    """What differs between the training of rank 0 and of another rank, or nothing."""
+    for mine, its in zip(weights_of(many, 0), weights_of(many, other), strict=False):
+        if found := other_weights(mine, its, other):
+            return found
+    return other_values(many, other) or other_number_of_steps(many, other)
+
+
+def other_values(many, other):
+    """What the optimizer or a scheduler gets on one rank and not on another, or nothing. Values are compared
+    as text, because nan is not equal to nan."""
+    for mine, its in zip(many.rows(0, "closure"), many.rows(other, "closure"), strict=False):
+        if str(mine["loss"]) != str(its["loss"]):
+            values = f"{mine['loss']:.6g} on rank 0, {its['loss']:.6g} on rank {other}"
+            return wrong(f"the closure of the optimizer returns {values}", "an-optimizer-with-a-closure")
+    for mine, its in zip(many.rows(0, "plateau"), many.rows(other, "plateau"), strict=False):
+        if str(mine["metric"]) != str(its["metric"]):
+            values = f"{mine['metric']:.4g} on rank 0, {its['metric']:.4g} on rank {other}"
+            line = many.short(mine["line"])
+            return wrong(f"ReduceLROnPlateau gets {values} in {line}", "reducelronplateau")
+    return None
+
+
+def other_number_of_steps(many, other):
+    if len(weights_of(many, 0)) != len(weights_of(many, other)) and not many.failed:
+        numbers = f"rank 0 took {len(many.steps_of(0))} steps, rank {other} {len(many.steps_of(other))}"
+        return wrong(numbers, "early-stopping-and-the-best-model")
+    return None
 
 
 def other_weights(mine, its, other):
@@ -200,7 +264,7 @@ def other_weights(mine, its, other):
             text = f"{name} {when}, although the gradients are: the learning rate must be another one"
             return wrong(text, "a-learning-rate-in-a-plain-variable")
         forwards = mine.get("forwards", [])
-        has_sent = all(forward["syncs"] for forward in forwards[-1:])
+        has_sent = not forwards or forwards[-1]["syncs"]
         return wrong(f"{name} {when}", "the-ten-lines" if has_sent else "gradient-accumulation")
     if name := differing(mine.get("buffers", {}), its.get("buffers", {})):
         return wrong(f"the buffer {name} {when}, before DDP sends it to all", "batch-norm")
@@ -230,16 +294,21 @@ def one_writer(runs):
     names = sorted(path.rpartition("/")[2] for path in files)
     text = "no file is written"
     if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        text = f"one process writes {', '.join(names[:3])}{more}"
-    prefixed = [many.short(row["path"]) for rank in many.ranks for row in with_prefix(many, rank)]
-    if prefixed:
-        return ok(f"{text}; the names in {prefixed[0]} begin with module.", "saving-weights")
+        text = f"one process writes {', '.join(names[:3])}"
+    if len(names) > 3:
+        text += f" and {len(names) - 3} more"
+    if path := first_with_prefix(many):
+        return ok(f"{text}; the names in {many.short(path)} begin with module.", "saving-weights")
     return ok(text)
 
 
-def with_prefix(run, rank):
-    return [row for row in run.rows(rank, "file") if row.get("has_prefix")]
+def first_with_prefix(run):
+    """The first file whose names begin with "module.", because DDP's own names were saved."""
+    for rank in run.ranks:
+        for row in run.rows(rank, "file"):
+            if row.get("has_prefix"):
+                return row["path"]
+    return ""
 
 
 def files_of(run):
@@ -284,15 +353,7 @@ def own_batches(runs):
     for first, second in combinations(many.ranks, 2):
         if found := same_examples(many, first, second) or same_random_numbers(many, first, second):
             return found
-    orders, sampler = Counter(), None
-    for row in many.ranks.get(0, []):
-        if row["kind"] == "sampler":
-            sampler = row
-        elif row["kind"] == "forward" and sampler:  # so it is the sampler of the training examples
-            if sampler["epoch"] is not None and sampler["shuffle"]:
-                orders[sampler["epoch"]] += 1
-            sampler = None
-    if max(orders.values(), default=0) > 1:
+    if has_repeated_order(many):
         text = "two epochs have the same order: set_epoch was not called with another number"
         return wrong(text, "a-shuffled-dataloader")
     if not many.rows(0, "forward"):
@@ -302,24 +363,49 @@ def own_batches(runs):
     return whole_epoch(runs)
 
 
+def has_repeated_order(run):
+    """Whether two epochs of training had the same number, and so the same order."""
+    epochs = set()
+    sampler = None
+    for row in run.ranks.get(0, []):
+        if row["kind"] == "sampler":
+            sampler = row
+        elif row["kind"] == "forward" and sampler:  # so it is the sampler of the training examples
+            if sampler["epoch"] is not None and sampler["shuffle"]:
+                if sampler["epoch"] in epochs:
+                    return True
+                epochs.add(sampler["epoch"])
+            sampler = None
+    return False
+
+
 def same_examples(many, first, second):
     """The loaders, or the models, of two ranks get the same batches."""
-    loaded = [trained_batches(many, rank) for rank in (first, second)]
-    equal = sum(a["examples"] == b["examples"] for a, b in zip(*loaded, strict=False))
-    compared = min(map(len, loaded))
-    if compared and 2 * equal >= compared:
-        text = f"ranks {first} and {second} load the same batch in {equal} of {compared} steps"
+    loaded = list(zip(trained_batches(many, first), trained_batches(many, second), strict=False))
+    equal = 0
+    for mine, its in loaded:
+        equal += mine["examples"] == its["examples"]
+    if loaded and 2 * equal >= len(loaded):
+        text = f"ranks {first} and {second} load the same batch in {equal} of {len(loaded)} steps"
         return wrong(text, "a-shuffled-dataloader")
-    pairs = list(zip(many.rows(first, "forward"), many.rows(second, "forward"), strict=False))
-    pairs = [pair for pair in pairs if pair[0]["model"] == pair[1]["model"] and not pair[0]["is_derived"]]
-    for model in sorted({mine["model"] for mine, _ in pairs}):
-        calls = [(mine, its) for mine, its in pairs if mine["model"] == model]
-        equal = sum(mine["batch"] == its["batch"] for mine, its in calls)
-        if 2 * equal >= len(calls):
+
+    calls = {}  # for each model, its calls on both ranks
+    for mine, its in zip(many.rows(first, "forward"), many.rows(second, "forward"), strict=False):
+        if mine["model"] == its["model"] and not mine["is_derived"]:
+            calls.setdefault(mine["model"], []).append((mine, its))
+
+    for model in sorted(calls):
+        equal = 0
+        carries = False
+        for mine, its in calls[model]:
+            equal += mine["batch"] == its["batch"]
+            carries = carries or mine["carries"]
+        if 2 * equal >= len(calls[model]):
+            text = f"ranks {first} and {second} give {model} the same batch in {equal} of "
+            text += f"{len(calls[model])} passes"
             row = "noise-in-the-model" if many.rows(first, "batch") else "no-dataloader"
-            row = "columns-of-one-long-text" if any(mine["carries"] for mine, _ in calls) else row
-            name = model
-            text = f"ranks {first} and {second} give {name} the same batch in {equal} of {len(calls)} passes"
+            if carries:
+                row = "columns-of-one-long-text"
             return wrong(text, row)
     return None
 
@@ -346,21 +432,26 @@ def same_random_numbers(many, first, second):
         text = f"ranks {first} and {second} draw the same random numbers, for example for dropout"
         return wrong(text, "seeds-and-dropout")
 
-    states = []  # for each rank, the random states with which it has drawn, and for which examples
-    for rank in (first, second):
-        drawn = {}
-        for row in many.drawn.get(rank, []):
-            for state in row["drawn"]:
-                drawn[state] = row["index"]
-        states.append(drawn)
     for source in ("torch", "random", "numpy"):
-        mine = {state: index for state, index in states[0].items() if state.startswith(source)}
-        its = {state: index for state, index in states[1].items() if state.startswith(source)}
-        equal = sum(state in its and its[state] != index for state, index in mine.items())
+        mine = states_of(many, first, source)
+        its = states_of(many, second, source)
+        equal = 0
+        for state, index in mine.items():
+            equal += state in its and its[state] != index
         if mine and its and 2 * equal >= min(len(mine), len(its)):
             text = f"ranks {first} and {second} draw the same numbers from {source} for different examples, "
             return wrong(f"{text}in {equal} of {len(mine)} batches", "random-augmentation-with-workers")
     return None
+
+
+def states_of(run, rank, source):
+    """The random states of one source with which a rank has drawn, and for which examples."""
+    states = {}
+    for row in run.drawn.get(rank, []):
+        for state in row["drawn"]:
+            if state.startswith(source):
+                states[state] = row["index"]
+    return states
 
 
 def whole_epoch(runs):
@@ -374,14 +465,11 @@ def whole_epoch(runs):
         return ok(f"the examples of each of {len(is_same)} steps are those of one process")
     if not trained_batches(one, 0):
         text = "no two processes got the same batch"
-        return ok(text) if all_steps(one) else unseen(text, "no-dataloader")
-    alone, together = first_epoch(one), first_epoch(many)
+        return ok(text) if one.steps_of(0) else unseen(text, "no-dataloader")
+    alone = first_epoch(one)
+    together = first_epoch(many)
     batch = len(trained_batches(one, 0)[0]["examples"])
     return once(alone, together, many, batch)
-
-
-def all_steps(run):
-    return [run.steps_of(rank) for rank in run.ranks if run.steps_of(rank)]
 
 
 def first_epoch(run):
@@ -400,13 +488,16 @@ def first_epoch(run):
 def once(alone, together, run, batch):
     """Compare an epoch's examples. A sampler may repeat some to fill the last batch, or drop some."""
     row = "a-shuffled-dataloader"
+    again = 0
+    new = 0
+    for example, times in together.items():
+        again += max(0, times - max(alone[example], 1))
+        if example not in alone:
+            new += times
     more = together.total() - alone.total()
-    again = sum(max(0, together[example] - max(alone[example], 1)) for example in together)
-    new = sum(together[example] for example in together if example not in alone)
     missing = (alone - together).total()
-    natural = alone.total() - len(
-        alone
-    )  # those that one process has used again: the data may hold them twice
+    # Those that one process has used again: the data may hold them twice.
+    natural = alone.total() - len(alone)
     text = f"in an epoch, one process uses {alone.total()} examples, {run.world_size} use {together.total()}"
     if more >= batch or again > max(0, more) + natural:
         return wrong(f"{text}, {again} of them again" if again else text, row)
@@ -422,8 +513,11 @@ def matching(one, many):
     """For each step whether the processes together used the examples that one process used."""
     result = []
     for mine, *theirs in zip(one.steps_of(0), *map(many.steps_of, many.ranks), strict=False):
-        counts = [examples_of([mine]), examples_of(theirs)]
-        result.append(any(alone and alone == together for alone, together in zip(*counts, strict=True)))
+        is_same = False
+        for alone, together in zip(examples_of([mine]), examples_of(theirs), strict=True):
+            if alone and alone == together:
+                is_same = True
+        result.append(is_same)
     return result
 
 
@@ -454,7 +548,7 @@ def same_gradients(runs):
         carries = any(forward["carries"] for forward in one.rows(0, "forward"))
         row = "columns-of-one-long-text" if carries else "the-batch-size-used-later"
         return wrong(f'{text}; if you mean that, give the batch size of all with --one "OPTIONS"', row)
-    if differing(*(run.rows(0, "weights")[0]["weights"] for run in (one, many))):
+    if differing(weights_at_start(one), weights_at_start(many)):
         return unseen("the weights at the start are others: no seed was set", "seeds-and-dropout")
     advice = "" if exact else "; try --exact"
     count = COMPARED if exact else EARLY
@@ -478,10 +572,12 @@ def same_gradients(runs):
 def undivided(one, many):
     """Each of several processes uses batches as large as those of one process."""
     early = 1 if one.rows(0, "batch") else EARLY  # without a loader, the sizes of batches may be random
-    for mine, *theirs in list(zip(one.steps_of(0), *map(many.steps_of, many.ranks), strict=False))[:early]:
-        shapes = [forward["shape"] for forward in mine["forwards"]]
-        if any([forward["shape"] for forward in step["forwards"]] != shapes for step in theirs):
-            return ""
+    steps = list(zip(one.steps_of(0), *map(many.steps_of, many.ranks), strict=False))
+    for mine, *theirs in steps[:early]:
+        shapes = shapes_of(mine)
+        for step in theirs:
+            if shapes_of(step) != shapes:
+                return ""
     if not shapes:
         return ""
     return f"each of {many.world_size} processes uses a batch of the shape {shapes[0]}, as one process does"
@@ -511,7 +607,11 @@ def compare_steps(alone, ranks, is_same, count, rounding, exact=True):
             limit = max([limit, *(100 * far for far in grown[:number])])
             if limit > TOO_FAR:
                 break
-        found.number, found.off, found.what, found.mine, found.theirs = number, off, what, mine, theirs
+        found.number = number
+        found.off = off
+        found.what = what
+        found.mine = mine
+        found.theirs = theirs
         found.limit = max(limit, found.limit)
         if off > limit:
             found.is_wrong = True
@@ -533,7 +633,8 @@ def rounding(runs):
 
 def distance(mine, its, what):
     """How far apart the tensors of two steps are, relative to the norm of all, and which is furthest."""
-    mine, its = mine.get(what, {}), its.get(what, {})
+    mine = mine.get(what, {})
+    its = its.get(what, {})
     norm = sum(numbers[-1] ** 2 for numbers in mine.values()) ** 0.5 or 1.0
     found = []
     for name in mine:
@@ -545,11 +646,19 @@ def distance(mine, its, what):
 
 def cause(found, many, exact, advice):
     """Why gradients differ, as far as it was seen."""
-    forwards = list(found.mine["forwards"])
+    has_norm = False
+    draws = False
+    outside = set()  # the models with a pass on several processes that does not go through DDP
+    sizes = set()
+    for step in [found.mine, *found.theirs]:
+        for forward in step["forwards"]:
+            has_norm = has_norm or forward["has_norm"]
+            draws = draws or forward["draws"]
     for step in found.theirs:
-        forwards += step["forwards"]
-    has_norm = any(forward["has_norm"] for forward in forwards)
-    draws = any(forward["draws"] for forward in forwards)
+        sizes.add(str(shapes_of(step)))
+        for forward in step["forwards"]:
+            if forward["trains"] and not forward["is_ddp"]:
+                outside.add(forward["model"])
     alone = found.mine["loss"]
     loss = sum(step["loss"] for step in found.theirs) / len(found.theirs)
     losses = f"the mean loss of step {found.number} is {loss:.4g}, one process's {alone:.4g}"
@@ -559,10 +668,6 @@ def cause(found, many, exact, advice):
         return wrong(losses, "a-loss-that-is-a-sum")
     if clipped := other_norms(many):
         return wrong(f"{text}; {clipped}", "gradient-clipping")
-    sizes = set()
-    for step in found.theirs:
-        shapes = [forward["shape"] for forward in step["forwards"]]
-        sizes.add(str(shapes))
     if len(sizes) > 1:
         return wrong(text, "an-incomplete-last-batch")
     if (draws or has_norm) and not exact:
@@ -571,7 +676,6 @@ def cause(found, many, exact, advice):
         reason = "the model draws random numbers" if draws else "there is batch norm"
         row = "seeds-and-dropout" if draws else "batch-norm"
         return unseen(f"{reason}; the loss agrees within 30%{advice}", row)
-    outside = {f["model"] for step in found.theirs for f in step["forwards"] if is_outside(f)}
     if outside:
         name = ", ".join(sorted(outside))
         return wrong(f"{text}; a pass of {name} does not go through DDP", "the-ten-lines")
@@ -580,10 +684,6 @@ def cause(found, many, exact, advice):
     if draws:
         return unseen(f"{text}; the model draws random numbers", "noise-in-the-model")
     return wrong(text, "the-ten-lines")
-
-
-def is_outside(forward):
-    return forward["trains"] and not forward["is_ddp"]
 
 
 def other_norms(many):
@@ -643,10 +743,12 @@ class Numbers:
 def compare_numbers(one, other, again):
     """Compare what two runs print. `again` gives a run like `one`, but for rounding and times."""
     result = Numbers()
-    alone, together = printed_numbers(one), printed_numbers(other)
+    alone = printed_numbers(one)
+    together = printed_numbers(other)
     repeated = None
     for pattern in alone:
-        for (line, mine), (its_line, its) in zip(alone[pattern], together.get(pattern, []), strict=False):
+        pairs = zip(alone[pattern], together.get(pattern, []), strict=False)
+        for (line, mine), (its_line, its) in pairs:
             for place, (a, b) in enumerate(zip(mine, its, strict=True)):
                 if not a or not b:
                     continue
@@ -785,18 +887,28 @@ def same_collectives(runs):
 
 def other_collective(run, first, second):
     """The first collective that only one of two ranks calls, or that they call with other shapes."""
-    mine = [row for row in run.rows(first, "collective") if is_of(row, first, second)]
-    its = [row for row in run.rows(second, "collective") if is_of(row, first, second)]
+    mine = common_calls(run, first, second)
+    its = common_calls(run, second, first)
     for call, its_call in zip(mine, its, strict=False):
         if call["what"] != its_call["what"]:
-            places = [f"{row['what']} in {run.short(row['line'])}" for row in (call, its_call)]
-            return wrong(f"rank {first} calls {places[0]}, rank {second} {places[1]}", "evaluation")
-    if len(mine) != len(its) and not run.failed:
-        rank, calls = (first, mine) if len(mine) > len(its) else (second, its)
-        call = calls[min(len(mine), len(its))]
-        return wrong(f"only rank {rank} calls {call['what']} in {run.short(call['line'])}", "evaluation")
+            text = f"rank {first} calls {place_of(run, call)}, rank {second} {place_of(run, its_call)}"
+            return wrong(text, "evaluation")
+
+    compared = min(len(mine), len(its))
+    for rank, calls in ((first, mine), (second, its)):
+        if len(calls) > compared and not run.failed:
+            return wrong(f"only rank {rank} calls {place_of(run, calls[compared])}", "evaluation")
     return None
 
 
-def is_of(row, first, second):
-    return first in row["ranks"] and second in row["ranks"]
+def common_calls(run, rank, other):
+    """The collectives that a rank calls in groups which the other rank belongs to, too."""
+    calls = []
+    for row in run.rows(rank, "collective"):
+        if rank in row["ranks"] and other in row["ranks"]:
+            calls.append(row)
+    return calls
+
+
+def place_of(run, call):
+    return f"{call['what']} in {run.short(call['line'])}"

@@ -67,7 +67,9 @@ class Run:
 
     def steps_of(self, rank):
         """The steps of a rank, each with its forward passes and the sum of its losses."""
-        steps, forwards, loss = [], [], 0.0
+        steps = []
+        forwards = []
+        loss = 0.0
         for row in self.ranks.get(rank, []):
             if row["kind"] == "forward":
                 forwards.append(row)
@@ -75,7 +77,8 @@ class Run:
                 loss += row["loss"]
             elif row["kind"] == "step":
                 steps.append(row | {"forwards": forwards, "loss": loss})
-                forwards, loss = [], 0.0
+                forwards = []
+                loss = 0.0
         return steps
 
     def short(self, text):
@@ -141,9 +144,15 @@ def copy_folder(target, links):
 
 def environment(this, gpus):
     """The environment of a launcher whose processes see these GPUs."""
-    ours = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    paths = [str(HERE / "inside"), *filter(None, [ours.get("PYTHONPATH")])]
+    ours = dict(os.environ)
+    ours.pop("RANK", None)
+    ours.pop("WORLD_SIZE", None)
+
+    paths = [str(HERE / "inside")]
+    if ours.get("PYTHONPATH"):
+        paths.append(ours["PYTHONPATH"])
     ours["PYTHONPATH"] = os.pathsep.join(paths)
+
     ours["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus)) or "-1"
     ours["TMPDIR"] = str(this.folder / "t")
     ours["TORCHDYNAMO_DISABLE"] = "1"
@@ -252,7 +261,8 @@ def cpu_seconds(processes):
 def wait(this):
     """Wait for the end. If nothing moves, note the line in which each process waits, and return False."""
     begin = moved = looked = time.monotonic()
-    last_size, used = -1, 0.0
+    last_size = -1
+    used = 0.0
     while any(process.poll() is None for process in this.processes):
         time.sleep(0.1)
         now = time.monotonic()
@@ -266,7 +276,9 @@ def wait(this):
         used_now = cpu_seconds(family - set(this.processes) if this.launchers else family)
         is_moving = size != last_size or abs(used_now - used) > 0.03 or not ranks
         if is_moving or any(map(wants_to_run, ranks.values())):
-            last_size, used, moved = size, used_now, now
+            last_size = size
+            used = used_now
+            moved = now
 
         is_late = now - begin > this.limit
         if now - moved > QUIET or is_late:
@@ -345,7 +357,8 @@ def read(this):
     for path in this.seen.glob("*.seen"):
         rows = read_rows(path)
         if rows:
-            rank, begin = rows[0]["rank"], rows[0]["time"]
+            rank = rows[0]["rank"]
+            begin = rows[0]["time"]
             if rank not in this.ranks or begin > this.ranks[rank][0]["time"]:
                 this.ranks[rank] = without_zeroed(rows)
     this.ranks = dict(sorted(this.ranks.items()))
@@ -370,13 +383,15 @@ def read_rows(path):
 
 def without_zeroed(rows):
     """Leave out passes whose gradients were set to zero before a step used them, such as one to warm up."""
-    kept, pending = [], []
+    kept = []
+    pending = []  # since the last step
     for row in rows:
         if row["kind"] == "zero":
             pending = [row for row in pending if row["kind"] not in ("forward", "loss")]
         pending.append(row)
         if row["kind"] == "step":
-            kept, pending = kept + pending, []
+            kept += pending
+            pending = []
     return kept + pending
 
 
@@ -406,32 +421,52 @@ def reason(this):
 
 def failure(this):
     if this.is_slow:
-        lines = [f"rank {rank} is in {line}" for rank, line in sorted(this.waiting.items())]
-        text = f"it has not ended after {this.limit} s (--limit): {', '.join(lines)}"
-        return f"{text}; let it do less, or give it more time", ""
+        return slow(this)
     if this.waiting:
-        lines = [f"rank {rank} waits in {line}" for rank, line in sorted(this.waiting.items())]
-        lines += [f"rank {rank} has ended" for rank in this.ranks if rank not in this.waiting]
-        is_in_backward = "backward" in this.stacks
-        return f"it hangs: {', '.join(lines)}", "an-incomplete-last-batch" if is_in_backward else "evaluation"
+        return hanging(this)
+
     is_follower, text, row = exception_of(this)
-    if is_follower:
-        return signal_of(this) or (text, row)
-    if text:
-        return text, row
-    return signal_of(this) or last_line_of(this)
+    found = None
+    if is_follower or not text:  # if a signal has ended a peer, the exception of a follower explains nothing
+        found = signal_of(this)
+    if text and not found:
+        found = text, row
+    return found or last_line_of(this)
+
+
+def slow(this):
+    lines = [f"rank {rank} is in {line}" for rank, line in sorted(this.waiting.items())]
+    text = f"it has not ended after {this.limit} s (--limit): {', '.join(lines)}"
+    return f"{text}; let it do less, or give it more time", ""
+
+
+def hanging(this):
+    lines = []
+    for rank, line in sorted(this.waiting.items()):
+        lines.append(f"rank {rank} waits in {line}")
+    for rank in this.ranks:
+        if rank not in this.waiting:
+            lines.append(f"rank {rank} has ended")
+    row = "an-incomplete-last-batch" if "backward" in this.stacks else "evaluation"
+    return f"it hangs: {', '.join(lines)}", row
 
 
 def other_mode(this):
     """A model that rank 0 runs in evaluation mode when the others train it, or the other way round."""
     for rank in list(this.ranks)[1:]:
-        calls = ([call for call in this.rows(r, "call") if call["is_ddp"]] for r in (0, rank))
-        for mine, its in zip(*calls, strict=False):
+        for mine, its in zip(ddp_calls(this, 0), ddp_calls(this, rank), strict=False):
             if mine["model"] == its["model"] and mine["training"] != its["training"]:
-                modes = ["training" if call["training"] else "evaluation" for call in (mine, its)]
-                model = mine["model"]
-                return f"rank 0 runs {model} in {modes[0]} mode while rank {rank} runs it in {modes[1]} mode"
+                text = f"rank 0 runs {mine['model']} in {mode_of(mine)} mode "
+                return f"{text}while rank {rank} runs it in {mode_of(its)} mode"
     return ""
+
+
+def ddp_calls(this, rank):
+    return [call for call in this.rows(rank, "call") if call["is_ddp"]]
+
+
+def mode_of(call):
+    return "training" if call["training"] else "evaluation"
 
 
 def exception_of(this):
@@ -449,14 +484,31 @@ def exception_of(this):
         return False, "", ""
     is_follower, rank, frames, exception = min(found, key=lambda row: row[:2])
     line = own_line(this, re.findall(r'File "(.*)", line (\d+)', frames)[::-1] or [("?", "0")])
-    if is_follower:
-        gone = [str(other) for other in this.ranks if (other, "stderr") not in this.printed]
-        gone += [str(other) for other in this.ranks if not this.printed.get((other, "stderr"), "?").strip()]
-        if gone:
-            row = "an-incomplete-last-batch" if "backward" in frames else "evaluation"
-            return True, f"rank {rank} waits in {line}, but rank {', '.join(gone)} has ended", row
-    rows = [row for pattern, row in ROWS.items() if re.search(pattern, exception)]
-    return is_follower, f"rank {rank} failed in {line}: {exception[:200]}", [*rows, ""][0]
+    gone = silent_ranks(this)
+    if is_follower and gone:
+        row = "an-incomplete-last-batch" if "backward" in frames else "evaluation"
+        return True, f"rank {rank} waits in {line}, but rank {', '.join(gone)} has ended", row
+    return is_follower, f"rank {rank} failed in {line}: {exception[:200]}", row_of(exception)
+
+
+def silent_ranks(this):
+    """The ranks that have printed no error: first those without a file for errors, then those with an empty
+    one."""
+    without_file = []
+    empty = []
+    for rank in this.ranks:
+        if (rank, "stderr") not in this.printed:
+            without_file.append(str(rank))
+        elif not this.printed[rank, "stderr"].strip():
+            empty.append(str(rank))
+    return without_file + empty
+
+
+def row_of(exception):
+    for pattern, row in ROWS.items():
+        if re.search(pattern, exception):
+            return row
+    return ""
 
 
 def signal_of(this):
@@ -466,11 +518,10 @@ def signal_of(this):
         if stack:
             rank = path.name.split(".")[0]
             kind = stack.partition("\n")[0].removeprefix("Fatal Python error: ")
-            line = own_line(
-                this, re.findall(r'File "(.*)", line (\d+) in', main_thread(stack)) or [("?", "0")]
-            )
-            last = [text for text in this.printed.get((int(rank), "stderr"), "").splitlines() if text.strip()]
-            said = f": {last[-1].strip()[:150]}" if last else ""
+            frames = re.findall(r'File "(.*)", line (\d+) in', main_thread(stack)) or [("?", "0")]
+            line = own_line(this, frames)
+            last = last_line(this.printed.get((int(rank), "stderr"), ""))
+            said = f": {last[:150]}" if last else ""
             row = "an-incomplete-last-batch" if "backward" in stack else "evaluation"
             return f"rank {rank} was ended by a signal ({kind}) in {line}{said}", row
     return None
@@ -478,10 +529,22 @@ def signal_of(this):
 
 def last_line_of(this):
     """What a process says that ends with sys.exit, or torchrun itself."""
-    texts = [text for (_, stream), text in sorted(this.printed.items()) if stream == "stderr"]
-    texts += [path.read_text(errors="replace") for path in this.folder.glob("launcher*/stderr.log")]
+    texts = []
+    for (_, stream), text in sorted(this.printed.items()):
+        if stream == "stderr":
+            texts.append(text)
+    for path in this.folder.glob("launcher*/stderr.log"):
+        texts.append(path.read_text(errors="replace"))
+
     for text in texts:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        if lines:
-            return f"its last line is: {lines[-1][:200]}", ""
+        if last := last_line(text):
+            return f"its last line is: {last[:200]}", ""
     return f"it ended after {this.seconds:.0f} s without a message", ""
+
+
+def last_line(text):
+    """The last line that is not empty, or "" if there is none."""
+    for line in reversed(text.splitlines()):
+        if line.strip():
+            return line.strip()
+    return ""

@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -100,7 +99,8 @@ class Watch:
     def begin(self):
         self.write("start", rank=self.rank, time=time.time())
         atexit.register(self.look_at_end)
-        stack, crash = (open(self.path(ending), "w") for ending in ("stack", "crash"))  # noqa: SIM115
+        stack = open(self.path("stack"), "w")  # noqa: SIM115
+        crash = open(self.path("crash"), "w")  # noqa: SIM115
         faulthandler.register(signal.SIGURG, file=stack, all_threads=True)
         faulthandler.enable(file=crash)
         sys.addaudithook(self.look_at_file)
@@ -138,8 +138,11 @@ class Watch:
 
     def trained_models(self):
         """Before the first step all models that were called, then those that are trained."""
-        models = [(name, reference()) for name, reference in self.models.values()]
-        return [(name, model) for name, model in models if not self.steps or name in self.trained]
+        models = []
+        for name, reference in self.models.values():
+            if not self.steps or name in self.trained:
+                models.append((name, reference()))
+        return models
 
     def weights(self):
         return named(self.trained_models(), nn.Module.named_parameters)
@@ -149,11 +152,12 @@ class Watch:
 
     def look_at_call(self, function, module, *args, **kwargs):
         """Look at the outermost call of a module with weights, which is the model."""
-        inputs = tensors_of((args, kwargs)) if not self.depth and torch.is_grad_enabled() else []
-        has_weights = next(module.parameters(), None) is not None if inputs else False
-        is_nested = self.is_backward or any(tensor.requires_grad for tensor in inputs)
-        if not has_weights or is_nested or os.getpid() != self.pid:
+        inputs = []
+        if not self.depth and torch.is_grad_enabled():
+            inputs = tensors_of((args, kwargs))
+        if not self.is_call_of_model(module, inputs):
             return function(module, *args, **kwargs)
+
         self.look_for_change_by_hand()
         is_ddp = isinstance(module, DistributedDataParallel)
         model = module.module if is_ddp else module
@@ -180,31 +184,44 @@ class Watch:
                 tensor.register_hook(is_used)
         return outputs
 
-    def describe(self, model, inputs):
-        """What is known of a call of the model before it is made."""
-        kind = type(model).__name__
+    def is_call_of_model(self, module, inputs):
+        if not inputs or next(module.parameters(), None) is None:
+            return False
+        is_nested = self.is_backward or any(tensor.requires_grad for tensor in inputs)
+        return not is_nested and os.getpid() == self.pid
+
+    def name_of(self, model):
+        """The class of a model and a number. A model is named when it is called for the first time."""
         if id(model) not in self.models:
+            kind = type(model).__name__
             same = sum(name.startswith(f"{kind} ") for name, _ in self.models.values())
             self.models[id(model)] = f"{kind} {same + 1}", weakref.ref(model)
             if "PORT_NUDGE" in os.environ:
                 exact().nudge(model)
-        name = self.models[id(model)][0]
+        return self.models[id(model)][0]
+
+    def describe(self, model, inputs):
+        """What is known of a call of the model before it is made."""
+        name = self.name_of(model)
         if not self.steps and name not in self.called:
             self.last_weights = hashes(self.weights())
             self.write("weights", step=0, weights=self.last_weights)
         self.called.add(name)
-        norms = [part for part in model.modules() if isinstance(part, _BatchNorm) and part.training]
-        batch_norms = [norm for norm in norms if type(norm) in PLAIN_NORMS]
+
+        batch = ""  # hashes of what the script gives to the model
+        for tensor in inputs:
+            if not self.is_output(tensor):
+                batch += hash_of(tensor)
         return {
             "model": name,
             "trains": any(weight.requires_grad for weight in model.parameters()),
-            "batch": "".join(hash_of(tensor) for tensor in inputs if not self.is_output(tensor)),
+            "batch": batch,
             "examples": hashes_of_examples(inputs[0]),
             "shape": list(inputs[0].shape),
             "is_derived": self.is_output(inputs[0]),
             "carries": any(map(self.is_output, inputs[1:])),
             "random": random_state(),
-            "has_norm": bool(batch_norms),
+            "has_norm": any(type(part) in PLAIN_NORMS and part.training for part in model.modules()),
         }
 
     def is_output(self, tensor):
@@ -222,8 +239,11 @@ class Watch:
         finally:
             self.is_backward = False
         self.is_due = True
-        losses = [loss for loss in tensors_of(tensors) if loss.numel() == 1]
-        self.write("loss", loss=sum(float(loss.detach()) for loss in losses))
+        loss = 0
+        for tensor in tensors_of(tensors):
+            if tensor.numel() == 1:
+                loss += float(tensor.detach())
+        self.write("loss", loss=loss)
 
     def look_for_change_by_hand(self):
         """A script without an optimizer changes its weights between a backward pass and what comes next."""
@@ -252,7 +272,10 @@ class Watch:
         self.steps += 1
         self.called.clear()
         weights = self.weights()
-        gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
+        gradients = {}
+        for name, weight in weights.items():
+            if weight.grad is not None:
+                gradients[name] = weight.grad
         self.last_weights = hashes(weights)
         seen = {"step": self.steps, "weights": self.last_weights, "buffers": hashes(self.buffers())}
         seen["gradient"] = "".join(map(hash_of, gradients.values()))
@@ -298,7 +321,8 @@ class Watch:
     def look_at_batch(self, function, batches):
         batch = function(batches)
         if tensors := tensors_of(batch):
-            rows = [*hashes_of_examples(tensors[0]), []][0]
+            found = hashes_of_examples(tensors[0])
+            rows = found[0] if found else []  # none if the tensor is a single number
             self.write("batch", number=getattr(batches, "port_number", 0), examples=rows)
         return batch
 
@@ -337,12 +361,17 @@ class Watch:
 
     def look_at_collective(self, function, *args, **kwargs):
         if dist.is_initialized():
-            name = function.__name__
             given = [*args, *kwargs.values()]
             group = next((value for value in given if isinstance(value, dist.ProcessGroup)), None)
-            tensors = [] if "object" in name or "to_all" in name else tensors_of(given)
-            what = f"{name} {list(tensors[0].shape)} {tensors[0].dtype}" if tensors else name
-            what += "".join(f" {key}={kwargs[key]}" for key in ("src", "dst", "op") if key in kwargs)
+            what = name = function.__name__
+            tensors = []
+            if "object" not in name and "to_all" not in name:  # their shapes may differ from rank to rank
+                tensors = tensors_of(given)
+            if tensors:
+                what = f"{name} {list(tensors[0].shape)} {tensors[0].dtype}"
+            for key in ("src", "dst", "op"):
+                if key in kwargs:
+                    what += f" {key}={kwargs[key]}"
             ranks = dist.get_process_group_ranks(group)
             self.write("collective", what=what, ranks=ranks, line=line_of_caller())
         return function(*args, **kwargs)
@@ -381,7 +410,10 @@ def tensors_of(values):
         values = values.values()
     elif not isinstance(values, list | tuple):
         return []
-    return [tensor for value in values for tensor in tensors_of(value)]
+    found = []
+    for value in values:
+        found += tensors_of(value)
+    return found
 
 
 def hash_of_text(text):
@@ -403,15 +435,24 @@ def hashes_of_examples(batch):
     """Hashes of the rows and of the columns, of about four digits: the next ones may depend on the batch."""
     if batch.is_floating_point():
         batch = (batch.detach().float().view(torch.int32) + 512) >> 10
-    sizes = [size if size <= LARGEST_BATCH else 0 for size in batch.shape[:2]]
-    return [[hash_of(batch.select(dim, place)) for place in range(size)] for dim, size in enumerate(sizes)]
+    found = []
+    for dim, size in enumerate(batch.shape[:2]):
+        found.append([])
+        if size <= LARGEST_BATCH:
+            for place in range(size):
+                found[dim].append(hash_of(batch.select(dim, place)))
+    return found
 
 
 def numbers_of(tensor):
     """Three sums that change with any element, and the norm: enough to compare tensors of two runs."""
     flat = tensor.detach().flatten()[: 1 << 20].double()
     place = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
-    return [float(flat @ torch.cos(place * factor)) for factor in (1.0, 1.3, 1.7)] + [float(flat.norm())]
+    numbers = []
+    for factor in (1.0, 1.3, 1.7):
+        numbers.append(float(flat @ torch.cos(place * factor)))
+    numbers.append(float(flat.norm()))
+    return numbers
 
 
 def random_state():

@@ -112,10 +112,18 @@ def test_it_says_what_a_step_of_lesson_13_does(real):
     model = {"vocabulary": characters, "length": limericks.LENGTH, "hidden": 64, "heads": 4, "layers": 2}
     expected = Counter()
     for row in dry_run.report(4, CASES[0][0], model=model, batch=4)["collectives"]:
-        expected["", *(row[name] for name in dry_run.Collective._fields[1:])] += row["times"]
+        key = tuple(row[name] for name in dry_run.Collective._fields[1:])
+        expected["", *key] += row["times"]
     for found in real("gpt_steps")[::2]:  # ranks 1 and 3 have a character less
-        one, two, three = (Counter({tuple(key): times for *key, times in run}) for run in found)
+        one, two, three = map(counted, found)
         assert three - two == two - one == expected
+
+
+def counted(run):
+    counts = Counter()
+    for *key, times in run:
+        counts[tuple(key)] = times
+    return counts
 
 
 def test_the_activations_are_those_that_the_backward_pass_needs():
@@ -143,10 +151,13 @@ MESHES_OF_16384 = [
 @pytest.mark.parametrize(("mesh", "options", "is_last"), MESHES_OF_16384)
 def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh, options, is_last):
     """At a byte a second and without latency, a formula's seconds are bytes."""
-    stages, context, tensor = (mesh[name] for name in ("pipeline", "context", "tensor"))
+    stages = mesh["pipeline"]
+    context = mesh["context"]
+    tensor = mesh["tensor"]
     stage = stages - 1 if is_last else 0
     dry = dry_run.report(16384, mesh, stage, **options)
-    model, microbatches = dry_run.MODEL, options["microbatches"]
+    model = dry_run.MODEL
+    microbatches = options["microbatches"]
     layers = microbatches * model["layers"] // stages
     message = 4 * model["length"] // context * model["hidden"]
     passes = Counter()
@@ -165,11 +176,15 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
         expected["expert", "all-gather"] = layers * counts * (mesh["expert"] - 1) // mesh["expert"]
     assert +passes == expected
     held = dry["memory"]["parameters"]
-    of_experts = 4 * 8 * model["hidden"] ** 2 * model["layers"] // stages * (experts or 0) // tensor
+    of_experts = 0
+    if experts:
+        of_experts = 4 * 8 * model["hidden"] ** 2 * model["layers"] // stages * experts // tensor
     averaged = {"data": held, "context": held, "expert": held - of_experts // mesh.get("expert", 1)}
     for name, size in averaged.items():
-        rows = [row for row in dry["collectives"] if (row["when"], row["dimension"]) == ("gradients", name)]
-        sent = sum(row["times"] * row["sent"] for row in rows)
+        sent = 0
+        for row in dry["collectives"]:
+            if (row["when"], row["dimension"]) == ("gradients", name):
+                sent += row["times"] * row["sent"]
         assert sent == pytest.approx(planner.all_reduce_seconds(size, mesh.get(name, 1), 1, 0, "ring"))
 
 
@@ -204,7 +219,9 @@ def test_the_documented_command_is_short():
 
 def test_the_mesh_and_the_model_are_the_readers(capsys):
     model = {"vocabulary": 16, "length": 6, "hidden": 12, "heads": 4, "layers": 3}
-    words = [word for name, size in model.items() for word in (f"--{name}", str(size))]
+    words = []
+    for name, size in model.items():
+        words += [f"--{name}", str(size)]
     words += ["--tensor-parallel", "2", "--replicate", "3", "--batch", "5", "--precision", "bf16", "--json"]
     dry_run.main(["24", *words])
     mesh = {"replicate": 3, "data": 4, "tensor": 2}

@@ -195,9 +195,13 @@ def test_a_mistake_in_a_recipe_is_noticed(kind, right, wrong, words):
 # ---- the page ----
 
 
+def number_after(words, text):
+    return int(re.search(rf"{words}(\d+)", text)[1])
+
+
 def test_the_page_says_what_the_recipes_can_cost():
-    names = ("parallelism", "activeDeadlineSeconds")
-    pods, seconds = (int(re.search(rf"{name}: (\d+)", KUBERNETES)[1]) for name in names)
+    pods = number_after("parallelism: ", KUBERNETES)
+    seconds = number_after("activeDeadlineSeconds: ", KUBERNETES)
     cost = f"{seconds / 3600:g} hours | {pods} pods: {pods * seconds / 3600:g} "
     assert f"`activeDeadlineSeconds`, {cost}" in CLOUD
     request = json.loads(SAGEMAKER)
@@ -206,7 +210,8 @@ def test_the_page_says_what_the_recipes_can_cost():
     assert f"`MaxRuntimeInSeconds`, {hours:g} hour;" in CLOUD
     assert f"{machines} instances: {machines * hours:g} instance-hours" in CLOUD
     slurm = (FOLDER / "slurm.sbatch").read_text()
-    nodes, starts = (int(re.search(rf"{name}(\d+)", slurm)[1]) for name in ("--nodes=", "REQUEUES:-"))
+    nodes = number_after("--nodes=", slurm)
+    starts = number_after("REQUEUES:-", slurm)
     assert "--time=00:30:00" in slurm
     each = nodes / 2
     assert f"{nodes} nodes: {each:g} node-hour per start, {each * (starts + 1):g} in all" in CLOUD

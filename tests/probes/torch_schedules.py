@@ -19,10 +19,9 @@ KINDS = {"FORWARD": "forward", "FULL_BACKWARD": "backward"}
 def order(processes, chunks, microbatches):
     """For each process: (kind, stage), in its order; the micro-batches of each follow from 0 on."""
     count = processes * chunks
-    stages = [
-        PipelineStage(torch.nn.Identity(), index, count, torch.device("cpu"))
-        for index in range(0, count, processes)
-    ]
+    stages = []
+    for index in range(0, count, processes):
+        stages.append(PipelineStage(torch.nn.Identity(), index, count, torch.device("cpu")))
     try:
         if chunks == 1:
             listed = Schedule1F1B(stages[0], microbatches, cross_entropy)._get_pipeline_order()
@@ -30,14 +29,14 @@ def order(processes, chunks, microbatches):
             listed = ScheduleInterleaved1F1B(stages, microbatches, cross_entropy).pipeline_order
     except ValueError:
         return None
-    return [
-        [
-            (KINDS[action.computation_type.name], action.stage_index)
-            for action in listed[rank]
-            if action and action.computation_type.name in KINDS
-        ]
-        for rank in range(processes)
-    ]
+    found = []
+    for rank in range(processes):
+        actions = []
+        for action in listed[rank]:
+            if action and action.computation_type.name in KINDS:
+                actions.append((KINDS[action.computation_type.name], action.stage_index))
+        found.append(actions)
+    return found
 
 
 for processes in range(2, 9):
