@@ -1,0 +1,171 @@
+"""Notebook 06a: which steps a crash costs, what a resumed run skips, and in which order a sum is added."""
+
+import matplotlib.pyplot as plt
+
+from show.pictures import BLUE, DARK, GREEN, GREY, INK, RANKS, RED, SKY, arrow, canvas, picture, tile
+from show.rank_inks import GREEN_INK, RED_INK
+
+
+def wait_for(running):
+    """Wait until a command ends, and print only its lines about epochs, without torchrun's report."""
+    running.reader.join(120)
+    running.end()
+    for line in running.text.splitlines():
+        if line.startswith("epoch"):
+            print(line)
+
+
+def snapshots_before(killed_after, steps, every):
+    """The steps of the run after which there was a snapshot: every so many of an epoch, and its last."""
+    saved = []
+    for step in range(1, killed_after):
+        step_of_epoch = (step - 1) % steps + 1
+        if step_of_epoch % every == 0 or step_of_epoch == steps:
+            saved.append(step)
+    return saved
+
+
+def draw_bar(axes, bottom, first, last, colour, hatch=None):
+    """A bar from the beginning of step `first` to the end of step `last`."""
+    axes.add_patch(
+        plt.Rectangle(
+            (first - 1, bottom),
+            last - first + 1,
+            0.8,
+            facecolor=tile(colour, 0.55),
+            edgecolor="white",
+            hatch=hatch,
+            lw=0,
+        )
+    )
+
+
+def draw_words(axes, bottom, first, last, words, **looks):
+    middle = (first - 1 + last) / 2
+    axes.text(middle, bottom + 0.4, words, ha="center", va="center", size=10, **looks)
+
+
+def draw_repeated(steps, every, killed_after):
+    """A crash in lessons 05 and 06a. Each has two rows: until the kill, and after the restart."""
+    axes = plt.subplots(figsize=(5, 4.3))[1]
+    end = killed_after + steps // 2
+    said = []
+    for lesson, bottom, saving in (("lesson 05", 3.9, steps), ("lesson 06a", 0, every)):
+        saved = snapshots_before(killed_after, steps, saving)
+        kept = saved[-1]
+        repeated = killed_after - kept
+        axes.text(0, bottom + 2.75, lesson, weight="bold", size=10.5)
+
+        above = bottom + 1.4
+        draw_bar(axes, above, 1, kept, SKY)
+        draw_words(axes, above, 1, kept, f"{kept} in the snapshot", color=DARK)
+        draw_bar(axes, above, kept + 1, killed_after, RED, "//")
+        axes.plot(saved, [above + 0.95] * len(saved), "v", color=GREEN, ms=7)
+        axes.plot(killed_after, above + 0.4, "x", color=RED, ms=10, mew=3)
+        words = f"{repeated} lost"
+        axes.text(killed_after + 3, above + 0.4, words, va="center", size=10, color=RED_INK)
+
+        skipped = kept % steps
+        if skipped:
+            box = (kept - skipped, bottom), skipped, 0.8
+            axes.add_patch(plt.Rectangle(*box, facecolor="none", edgecolor=INK, ls=":", lw=1.2))
+            draw_words(axes, bottom, kept - skipped + 1, kept, f"{skipped} skipped")
+        draw_bar(axes, bottom, kept + 1, killed_after, RED)
+        draw_words(axes, bottom, kept + 1, killed_after, repeated, color=DARK)
+        draw_words(axes, bottom - 0.7, kept + 1, killed_after, "repeated", color=RED_INK)
+        draw_bar(axes, bottom, killed_after + 1, end, SKY)
+        draw_words(axes, bottom, killed_after + 1, end, "new", color=DARK)
+        said.append(
+            f"{lesson} has saved {kept} steps and repeats {repeated}"
+            + (f", after skipping the {skipped} finished steps of the epoch" if skipped else "")
+        )
+    for epoch_end in range(steps, end, steps):
+        axes.axvline(epoch_end, color=GREY, lw=0.8, ls=":", zorder=0)
+    axes.set(xlim=(-1, end + 1), ylim=(-0.7, 7.2), xlabel="step of the run")
+    axes.set_yticks([0.4, 1.8, 4.3, 5.7], ["after the\nrestart", "before\nthe kill"] * 2)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    handles = [
+        plt.Line2D([], [], marker="v", color=GREEN, ls="", ms=7),
+        plt.Line2D([], [], marker="x", color=RED, ls="", ms=9, mew=3),
+    ]
+    axes.legend(handles, ["snapshot", "kill"], loc="upper right", ncols=2, bbox_to_anchor=(1.02, 1.03))
+    picture(
+        f"A kill after step {killed_after} of the run, with {steps} steps in an epoch. {'; '.join(said)}. "
+        "Steps that are lost are trained again; skipped steps are only loaded."
+    )
+
+
+def draw_skipping(steps=16, done=6):
+    """The resumed epoch, with the right and the wrong moment for restoring the random state."""
+    axes = canvas(5, 3.7, across=steps + 0.4, down=9.6)
+    axes.set_xlim(-0.3, steps + 0.1)
+    cases = (
+        (5.6, done, "restored after skipping", "the saved state"),
+        (0.6, 0, "restored before skipping", "a later state"),
+    )
+    for bottom, restored_at, title, state in cases:
+        right = restored_at == done
+        axes.text(0, bottom + 3.4, title, weight="bold", size=10.5, color=GREEN_INK if right else RED_INK)
+        for step in range(1, steps + 1):
+            corner = (step - 0.92, bottom)
+            if step <= done:
+                patch = plt.Rectangle(corner, 0.84, 1.2, facecolor="none", edgecolor=INK, ls=":")
+            else:
+                colour = SKY if right else RED
+                patch = plt.Rectangle(corner, 0.84, 1.2, facecolor=tile(colour, 0.55), lw=0)
+                axes.text(step - 0.5, bottom + 0.58, step, ha="center", va="center", size=9, color=DARK)
+            axes.add_patch(patch)
+        x = restored_at + 0.02
+        arrow(axes, (x, bottom + 2.6), (x, bottom + 1.2), colour=GREEN)
+        axes.text(x + 0.3, bottom + 2.2, "restore", size=9.5, color=GREEN_INK, va="center")
+        axes.text(done / 2, bottom - 0.5, "loaded, dropped", size=9.5, ha="center", va="center")
+        words = f"dropout draws from {state}"
+        axes.text((done + steps) / 2, bottom - 0.5, words, size=9.5, ha="center", va="center")
+    picture(
+        f"An epoch of {steps} steps is resumed after step {done}. Batches 1 to {done} are loaded and "
+        "dropped, which uses up random numbers. If the random state is restored after that, dropout draws "
+        "from the saved state, as in the uninterrupted run. If it is restored before, dropout draws from a "
+        "later state, and the run is a different one."
+    )
+
+
+def draw_order(names="abc"):
+    """Three processes add up a bucket of three gradients: the place decides with whose value a sum begins."""
+    axes = canvas(5, 4.4, across=16, down=12.4)
+    rows = {"first step: initial bucket": ["w1", "w2", "w3"], "from step 2 on: rebuilt": ["w3", "w2", "w1"]}
+    sums = []
+    for (title, bucket), bottom in zip(rows.items(), (6.6, 0.2), strict=True):
+        axes.text(0, bottom + 5.2, title, weight="bold", size=10.5)
+        for place, gradient in enumerate(bucket):
+            left, marked = 5.5 * place, gradient == "w1"
+            colour = BLUE if marked else GREY
+            ground = tile(colour, 0.3) if marked else "none"
+            axes.add_patch(
+                plt.Rectangle((left, bottom + 3), 5, 1.5, facecolor=ground, edgecolor=colour, lw=1.5)
+            )
+            looks = {"color": DARK, "weight": "bold"} if marked else {}
+            axes.text(
+                left + 2.5,
+                bottom + 3.75,
+                f"gradient of {gradient}",
+                ha="center",
+                va="center",
+                size=9.5,
+                **looks,
+            )
+            order = names[place:] + names[:place]
+            for turn, name in enumerate(order):
+                x = left + 0.9 + 1.6 * turn
+                rank = names.index(name)
+                axes.add_patch(plt.Circle((x, bottom + 1.2), 0.55, facecolor=tile(RANKS[rank], 0.55), lw=0))
+                axes.text(x, bottom + 1.15, name, ha="center", va="center", size=10, color=DARK)
+                if turn:
+                    axes.text(x - 0.8, bottom + 1.15, "+", ha="center", va="center", size=10)
+            if marked:
+                sums.append("({} + {}) + {}".format(*order))
+    picture(
+        "A bucket of three gradients on three processes, whose values are a, b and c. The place in the "
+        f"bucket decides with whose value the sum begins. In the first step, the gradient of w1 has the "
+        f"first place: {sums[0]}. In the rebuilt bucket it has the last place: {sums[1]}."
+    )
