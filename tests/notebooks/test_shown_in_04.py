@@ -1,0 +1,41 @@
+"""What the prose of notebook 04 says about its outputs, wherever it was executed."""
+
+import re
+
+from tests.helpers.shown import alts, printed, table
+
+
+def test_torchrun_tells_each_process_its_rank():
+    told = table("04_ddp_torchrun", "variable")
+    differing = [name for name, (values, _) in told.items() if values == "0, 1, 2, 3"]
+    assert differing == ["`RANK`", "`LOCAL_RANK`"]
+    families = next(alt for alt in alts("04_ddp_torchrun") if "Two trees of processes" in alt)
+    by_torchrun, by_python = families.split("lesson 03, started by python")
+    assert "rank 0 (RANK=0" in by_torchrun and "rank 1 (RANK=1" in by_torchrun
+    assert by_python.count("a child (no RANK)") == 2
+
+
+def test_lessons_03_and_04_have_the_same_losses():
+    for _, launched_by_python, launched_by_torchrun, off in table("04_ddp_torchrun", "epoch").values():
+        assert launched_by_python == launched_by_torchrun and float(off) < 1e-5
+
+
+def test_each_report_names_the_rank_that_had_an_error():
+    text = printed("04_ddp_torchrun")
+    raising, hanging = text.split("Root Cause (first observed failure):")[1:]
+    assert "rank      : 1" in raising and "image 17 is broken" in raising
+    assert "rank      : 0" in hanging and "Timed out waiting 6000ms" in hanging
+
+
+def test_what_else_its_cells_print():
+    text = printed("04_ddp_torchrun")
+    assert text.count("333 images, 40 at a time, 8 steps") == 3
+    assert "lesson 01: 8 steps; images that some process gets: 999" in text
+    for rank in range(2):
+        assert f"rank {rank} | a line of rank {rank}" in text
+        assert f"attempt_0/{rank}/stderr.log contains: an error of rank {rank}\n" in text
+    assert "EADDRINUSE" in text and "2 processes have met" in text
+    sizes = re.findall(r"([\d,]+) bytes in the file", text)
+    assert len(sizes) == 3 and sizes[1] == "0"
+    assert re.search(r"tags in the lesson's file: cpu\n", text)
+    assert re.search(r"tags in the second file: +cuda:0\n", text)
