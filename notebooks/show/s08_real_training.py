@@ -1,25 +1,91 @@
-"""Notebook 08: a killed run, batch norm on four ranks, growing rounding errors, rates, augmentation."""
-
-import math
+"""Notebook 08: who does what, batch norm's messages and means, rounding errors, rates, augmentation, luck."""
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import PercentFormatter
 
-from show.pictures import BLUE, GREY, INK, ORANGE, RANKS, RED, SKY, curves, picture
+from show.pictures import GREEN, GREY, INK, RANKS, RED, SKY, arrow, box, canvas, picture
+from show.rank_inks import GREEN_INK, INK_OF_RANK, RED_INK
+
+COLUMNS = ((0, 0.1), (1, 9.9))  # the two processes, and where the column of each begins
 
 
-def draw_killed(runs):
-    axes = plt.subplots(figsize=(5, 2.8))[1]
-    curves(axes, {"uninterrupted": runs["uninterrupted"], "killed in epoch 2": runs["killed"]})
-    axes.set(title="The two curves coincide", xticks=[1, 2, 3])
-    last = runs["killed"][-1]["loss"]
-    picture(f"The losses of both runs over three epochs. The curves coincide: both end at {last:.4f}.")
+def draw_heads(axes, height):
+    for rank, left in COLUMNS:
+        title = f"process {rank}"
+        axes.text(left + 3, height, title, weight="bold", size=10, ha="center", color=INK_OF_RANK[rank])
+
+
+def draw_duties():
+    """The parts of the pipeline in two processes, and what they tell each other."""
+    axes = canvas(5, 5.6, down=14.6)
+    draw_heads(axes, 14.2)
+    duties = (
+        ("images", "its part of the batch", None),
+        ("augment", "by seed, epoch, index", None),
+        ("forward", "batch norm", "means,\nvariances"),
+        ("backward", "gradients", "DDP:\naverage"),
+        ("optimizer", "rate by formula", None),
+        ("validate", "its part of the images", "right\nanswers"),
+        ("best? stop?", "by the sum of all", None),
+    )
+    for number, (part, duty, message) in enumerate(duties):
+        bottom = 12.2 - 2 * number
+        for rank, left in COLUMNS:
+            box(axes, left, bottom, 6.0, 1.6, part, duty, RANKS[rank])
+        if message:
+            arrow(axes, (6.2, bottom + 0.25), (9.8, bottom + 0.25), both=True, colour=RED)
+            axes.text(8, bottom + 1.1, message, ha="center", va="center", size=9, color=RED_INK)
+    picture(
+        "Two processes, each with seven parts from top to bottom: images, augment, forward, backward, "
+        "optimizer, validate, and the decision which epoch is best and whether to stop. Arrows join them at "
+        "forward (means and variances of batch norm), at backward (gradients) and at validate (right "
+        "answers)."
+    )
+
+
+def draw_pass(axes, bottom, title, before, message, after):
+    """One pass through a batch norm layer: what each process has, the all-reduce, what each then has."""
+    axes.text(8, bottom + 6.5, title, weight="bold", size=10.5, ha="center")
+    for rank, left in COLUMNS:
+        box(axes, left, bottom + 4.4, 6.0, 1.6, *before, RANKS[rank])
+        arrow(axes, (left + 3, bottom + 4.4), (left + 3, bottom + 3.6))
+        arrow(axes, (left + 3, bottom + 2.4), (left + 3, bottom + 1.7))
+        box(axes, left, bottom + 0.1, 6.0, 1.6, *after, RANKS[rank])
+    box(axes, 0.1, bottom + 2.4, 15.8, 1.2, f"all-reduce: {message}", colour=RED)
+
+
+def draw_messages():
+    """What a batch norm layer sends: statistics in the forward pass, their gradients in the backward pass."""
+    axes = canvas(5, 5.6, down=15.4)
+    draw_heads(axes, 14.9)
+    draw_pass(
+        axes,
+        7.5,
+        "forward",
+        ("mean, variance", "of its own images"),
+        "means and variances of all",
+        ("mean, variance", "of the whole batch"),
+    )
+    draw_pass(
+        axes,
+        0,
+        "backward",
+        ("gradients of both", "from its own images"),
+        "gradients of mean and variance",
+        ("gradients of both", "from the whole batch"),
+    )
+    picture(
+        "A batch norm layer on two processes. Forward: each process computes the mean and the variance of "
+        "its own images, an all-reduce collects them, and each process normalizes with the mean and the "
+        "variance of the whole batch. Backward: each process has the gradients of the mean and the variance "
+        "from its own images, and a second all-reduce adds them up over the whole batch."
+    )
 
 
 def draw_means(alone, together, whole_mean):
     """The mean by which each rank normalizes, with plain and with synchronized batch norm."""
-    both = plt.subplots(1, 2, figsize=(5, 2.8), sharey=True)[1]
-    titles = {"nn.BatchNorm2d": alone, "SyncBatchNorm": together}
-    for axes, (title, means) in zip(both, titles.items(), strict=True):
+    _, both = plt.subplots(1, 2, figsize=(5, 2.8), sharey=True)
+    for axes, title, means in zip(both, ("nn.BatchNorm2d", "SyncBatchNorm"), (alone, together), strict=True):
         axes.bar(range(4), means, color=RANKS, width=0.6)
         axes.axhline(whole_mean, color=INK, ls="--", lw=1.5, label="the whole batch")
         axes.set(title=title, xlabel="rank", xticks=range(4), ylim=(0, 1.35 * whole_mean))
@@ -34,56 +100,104 @@ def draw_means(alone, together, whole_mean):
 
 def draw_drift(off):
     """How far the loss of four processes is from the loss of one, step by step, in 32 and 64 bits."""
-    axes = plt.subplots(figsize=(5, 3.4))[1]
-    equal_at = 1e-18  # below all differences, because the logarithm of 0 does not exist
+    _, axes = plt.subplots(figsize=(5, 3.4))
+    equal_at = 1e-18  # a log axis has no 0: equal losses get a place of their own below all differences
     equal = {}
-    for (bits, values), colour, mark in zip(off.items(), (RED, BLUE), ("o", "s"), strict=True):
-        differ = [value or math.nan for value in values]  # nan leaves a gap in the line
-        axes.semilogy(range(1, 16), differ, color=colour, marker=mark, ms=5, label=f"{bits} bits")
-        equal[bits] = [step for step, value in enumerate(values, 1) if value == 0]
-        axes.plot(equal[bits], [equal_at] * len(equal[bits]), mark, color=colour, mfc="none", ms=6)
+    for bits, colour, mark in ((32, RED, "o"), (64, SKY, "s")):
+        heights, equal[bits] = [], []
+        for step, difference in enumerate(off[bits], 1):
+            if difference == 0:
+                equal[bits].append(step)
+            heights.append(difference or equal_at)
+        axes.semilogy(range(1, 16), heights, color=colour, lw=2, marker=mark, ms=5)
+        for step in equal[bits]:
+            axes.plot(step, equal_at, mark, color=colour, mfc="white", ms=7)
+    axes.text(15, off[32][-1] * 8, "32 bits", color=RED_INK, weight="bold", ha="right")
+    axes.text(15, max(off[64]) * 20, "64 bits", color=INK_OF_RANK[0], weight="bold", ha="right")
     axes.axhline(10 * equal_at, color=GREY, lw=0.8, ls=":")
     axes.set_yticks([equal_at, 1e-16, 1e-12, 1e-8, 1e-4], ["equal", "1e-16", "1e-12", "1e-8", "1e-4"])
     axes.minorticks_off()
     axes.set(xlabel="step", ylabel="relative difference", title="Loss of four processes against one")
     axes.set_ylim(equal_at / 5, 1)
     axes.set_xticks(range(1, 16, 2))
-    axes.legend(loc="upper left")
-    steps = ", ".join(f"{len(found)} in {bits} bits" for bits, found in equal.items())
     picture(
         "How far the loss of four processes is from the loss of one. In 32 bits it begins at "
         f"{off[32][0]:.0e} and is {off[32][-1]:.0e} after 15 steps; in 64 bits it is never more than "
-        f"{max(off[64]):.0e}. Hollow marks at the bottom are steps with equal losses: {steps}."
+        f"{max(off[64]):.0e}. White marks at the bottom are steps with equal losses: {len(equal[32])} in 32 "
+        f"bits, {len(equal[64])} in 64 bits."
     )
 
 
-def draw_rates(rates, epochs=4):
-    """The learning rate of each batch size, step by step."""
-    axes = plt.subplots(figsize=(5, 2.8))[1]
-    for (batch, values), colour, width in zip(rates.items(), (SKY, ORANGE, INK), (5, 3, 1.5), strict=True):
-        at = [epochs * step / len(values) for step in range(len(values))]
-        axes.plot(at, values, color=colour, lw=width, label=f"batch {batch}")
+def draw_rates(rates, epochs):
+    """The learning rate of each batch size, step by step: {batch size: rates}."""
+    _, axes = plt.subplots(figsize=(5, 2.8))
+    highest = []
+    for (batch, values), colour in zip(rates.items(), (SKY, RED, INK), strict=True):
+        steps = len(values) // epochs
+        at = [(step + 1) / steps for step in range(len(values))]  # where each step ends
+        highest.append(f"{max(values):g}")
+        axes.plot(at, values, color=colour, lw=2.5, label=f"batch {batch}: up to {highest[-1]}")
     axes.set(xlabel="epoch", ylabel="learning rate", title="--lr 0.1 --warm-up 0.5 --epochs 4")
-    axes.legend()
-    *highest, last = [f"{max(values):g}" for values in rates.values()]
+    axes.legend(reverse=True)
     picture(
-        f"The learning rate over four epochs for batches of {', '.join(map(str, rates))}. Each rises in a "
-        f"line for half an epoch, to {', '.join(highest)} and {last}, and falls in half a cosine to 0."
+        f"The learning rate over {epochs} epochs for batches of {', '.join(map(str, rates))}. Each rises in "
+        f"a line for half an epoch, to {', '.join(highest)}, and falls in half a cosine to 0."
     )
 
 
 def draw_augmented(rows):
     """A row for each image: first as it is, then as it looks in each epoch."""
-    axes = plt.subplots(len(rows), 6, figsize=(5, 2.8))[1]
+    _, grid = plt.subplots(len(rows), 6, figsize=(5, 2.8))
     for row, (image, versions) in enumerate(rows.items()):
         for column, version in enumerate(versions):
-            axes[row][column].imshow(version[0], cmap="gray")
-            axes[row][column].set(xticks=[], yticks=[])
+            axes = grid[row][column]
+            axes.imshow(version[0], cmap="gray")
+            axes.set(xticks=[], yticks=[])
             if row == 0:
                 title = f"epoch {column}" if column else "original"
-                axes[row][column].set_title(title, size=9, loc="center")
-        axes[row][0].set_ylabel(f"image {image}", size=9)
+                axes.set_title(title, size=9, loc="center")
+        grid[row][0].set_ylabel(f"image {image}", size=9)
     picture(
         "Three digits, each as it is and as the augmentation makes it in five epochs: shifted and turned a "
         "little, differently in each epoch."
+    )
+
+
+def draw_image_3(rows):
+    """{what decides on the random numbers: image 3 on one process, and on two}."""
+    _, grid = plt.subplots(2, 2, figsize=(3.6, 3.9))
+    for row, (title, versions) in enumerate(rows.items()):
+        for column, version in enumerate(versions):
+            axes = grid[row][column]
+            axes.imshow(version[0], cmap="gray")
+            axes.set(xticks=[], yticks=[])
+            axes.set_xlabel("one process" if column == 0 else "two processes")
+        same = (versions[0] == versions[1]).all().item()
+        words, colour = ("the same", GREEN_INK) if same else ("different", RED_INK)
+        grid[row][0].set_title(title, size=10)
+        grid[row][1].set_title(words, size=10, color=colour, loc="right")
+    picture(
+        "Image 3 as a run on one process sees it, and a run on two. If each image has its own seed, both see "
+        "the same; if the numbers come in the order of requests, the two are shifted and turned differently."
+    )
+
+
+def draw_luck(sizes, reported, honest):
+    """The accuracy of the chosen epoch on the images that chose it, and on all others."""
+    _, axes = plt.subplots(figsize=(5, 3))
+    axes.fill_between(sizes, honest, reported, color=RED, alpha=0.2, lw=0)
+    axes.plot(sizes, reported, "o-", color=RED, lw=2)
+    axes.plot(sizes, honest, "s-", color=GREEN, lw=2)
+    axes.text(sizes[1], reported[1] + 1, "on the images that choose", color=RED_INK)
+    axes.text(sizes[1], honest[1] - 1.3, "on all others", color=GREEN_INK, va="top")
+    axes.set(xscale="log", xlabel="images that choose the best epoch", ylabel="accuracy of this epoch")
+    axes.set(ylim=(min(honest) - 3, max(reported) + 2))
+    axes.set_xticks(sizes, sizes)
+    axes.set_yticks(range(60, 80, 5))
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    picture(
+        f"The accuracy of the chosen epoch. With {sizes[0]} images that choose, it is {reported[0]:.0f}% on "
+        f"them and {honest[0]:.0f}% on all others; with {sizes[-1]}, {reported[-1]:.0f}% and "
+        f"{honest[-1]:.0f}%. The gap closes as more images choose."
     )
