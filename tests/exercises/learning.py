@@ -23,8 +23,9 @@ def answers(state, images, buffers=None):
     """The model, in float64. With buffers: in evaluation mode."""
     hidden = images.double() @ state["first.weight"].double().T + state["first.bias"]
     if "norm.weight" in state:
+        mean, variance = buffers or (None, None)
         weights = state["norm.weight"], state["norm.bias"]
-        hidden = batch_norm(hidden, *(buffers or (None, None)), *weights, buffers is None)
+        hidden = batch_norm(hidden, mean, variance, *weights, training=buffers is None)
     return torch.tanh(hidden) @ state["second.weight"].double().T + state["second.bias"]
 
 
@@ -37,6 +38,17 @@ class Learnt:
     losses: list
 
 
+def loss_of(state, parts, alike):
+    """The loss of one step, to which each rank has brought a batch."""
+    sizes = [len(labels) for _, labels in parts]
+    mean_size = sum(sizes) / len(parts)
+    loss = 0
+    for (images, labels), size in zip(parts, sizes, strict=True):
+        total = cross_entropy(answers(state, images), labels, reduction="sum")
+        loss = loss + total / (mean_size if alike else size)
+    return loss / len(parts)
+
+
 def learnt(state, steps, lr, momentum=0.0, decay=0.0, most=None, alike=False):
     """What one process learns. A step has a batch of each rank; the ranks count alike, or the images do. A
     step whose gradients are not finite is left out. `lr` may be a list with one for each step."""
@@ -44,15 +56,13 @@ def learnt(state, steps, lr, momentum=0.0, decay=0.0, most=None, alike=False):
     values = right.state.values()
     optimizer = Optimizer("SGD", values, {"lr": lr, "momentum": momentum, "weight_decay": decay})
     for number, parts in enumerate(steps):
-        sums = [cross_entropy(answers(right.state, one), labels, reduction="sum") for one, labels in parts]
-        sizes = [len(labels) for _, labels in parts]
-        sizes = [sum(sizes) / len(parts)] * len(parts) if alike else sizes
-        loss = sum(one / size for one, size in zip(sums, sizes, strict=True)) / len(parts)
+        loss = loss_of(right.state, parts, alike)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.get_total_norm([value.grad for value in values])
-        for value in values if most is not None and norm > most else ():
-            value.grad *= most / norm
+        if most is not None and norm > most:
+            for value in values:
+                value.grad *= most / norm
         if norm.isfinite():
             optimizer.options["lr"] = lr[number] if isinstance(lr, list) else lr
             optimizer.step()
@@ -67,8 +77,9 @@ def run_and_count(body, inputs, **more):
     try:
         return run(body, inputs, **more)
     except Verdict as verdict:
-        events = getattr(verdict, "events", [])
-        counts = [sum(one["event"] == "forward" for one in mine) for mine in events]
+        counts = []
+        for events in getattr(verdict, "events", []):
+            counts.append(sum(one["event"] == "forward" for one in events))
         if verdict.status == "timeout" and len(set(counts)) > 1:
             words = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
             verdict.came += f"; number of training forward passes that each rank began: {words}"
@@ -92,9 +103,17 @@ def compare(ranks, right, first=0, passes=1):
 
 def environments(*counts):
     """What torchrun tells each process on machines with so many processes."""
-    found, every = [], {"WORLD_SIZE": sum(counts), "GROUP_WORLD_SIZE": len(counts)}
+    found = []
     for machine, count in enumerate(counts):
         for local in range(count):
-            one = {"RANK": len(found), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": machine}
-            found.append({name: str(value) for name, value in (every | one).items()})
+            found.append(
+                {
+                    "WORLD_SIZE": str(sum(counts)),
+                    "GROUP_WORLD_SIZE": str(len(counts)),
+                    "RANK": str(len(found)),
+                    "LOCAL_RANK": str(local),
+                    "LOCAL_WORLD_SIZE": str(count),
+                    "GROUP_RANK": str(machine),
+                }
+            )
     return found

@@ -62,8 +62,9 @@ class Model(nn.Module):
 
     def seen(self):
         came = {name: getattr(self, name) for name in ("sizes", "in_memory", "training", "random")}
-        gradients = {name: parameter.grad for name, parameter in self.named_parameters()}
-        return came | {"gradients": gradients, "state": self.state_dict()}
+        came["gradients"] = {name: parameter.grad for name, parameter in self.named_parameters()}
+        came["state"] = self.state_dict()
+        return came
 
 
 def still_there(storages):
@@ -97,7 +98,10 @@ def add(student, me, given):
 
 def train(student, me, given):
     """A large step for each batch, or an epoch over all."""
-    model, steps, returned, add_gradients = Model(**given["model"]), [], [], student.add_gradients
+    model = Model(**given["model"])
+    steps = []
+    returned = []  # by add_gradients
+    add_gradients = student.add_gradients
 
     def noting(*words, **named):
         returned.append(add_gradients(*words, **named))
@@ -113,9 +117,17 @@ def train(student, me, given):
         losses = [student.large_step(model, optimizer, *one, size) for one in given["batches"]]
     else:
         losses = student.train_epoch(model, optimizer, batches, given["parts_per_step"])
-    handed_on = [any(loss is one for one in returned) for loss in losses] if type(losses) is list else []
-    came = {"kind": type(losses).__name__, "losses": losses, "handed_on": handed_on, "steps": len(steps)}
+    came = {"kind": type(losses).__name__, "losses": losses, "steps": len(steps)}
+    came["handed_on"] = are_among(losses, returned) if type(losses) is list else []
     return model.seen() | came | {"steps_done": batches.done, "batches_in_memory": batches.in_memory}
+
+
+def are_among(losses, returned):
+    """Of each loss, whether it is the very thing that one of the calls has returned."""
+    found = []
+    for loss in losses:
+        found.append(any(loss is one for one in returned))
+    return found
 
 
 # ---- what is drawn, and what is right
@@ -123,20 +135,31 @@ def train(student, me, given):
 
 def drawn_model(norm=False, old=False):
     shapes = {"first.weight": (6, 5), "first.bias": (6,), "last.weight": (3, 6), "last.bias": (3,)}
-    shapes |= {"spare": (4,), "early": (6,)} if old else {}
+    if old:
+        shapes |= {"spare": (4,), "early": (6,)}
     state = {name: floats(*shape) for name, shape in shapes.items()}
     if norm:
-        state |= {f"norm.{name}": floats(6) for name in ("bias", "running_mean")}
-        state |= {f"norm.{name}": floats(6).abs() + 0.5 for name in ("weight", "running_var")}
+        for name in ("bias", "running_mean"):
+            state[f"norm.{name}"] = floats(6)
+        for name in ("weight", "running_var"):
+            state[f"norm.{name}"] = floats(6).abs() + 0.5
         state["norm.num_batches_tracked"] = integers(1, 1000)
-    gradients = {name: floats(*shape) for name, shape in shapes.items()} if old else {}
-    return {"state": state, "old": gradients, "frozen": ["last.bias"] if old else []}
+    gradients, frozen = {}, []
+    if old:
+        gradients = {name: floats(*shape) for name, shape in shapes.items()}
+        frozen = ["last.bias"]
+    return {"state": state, "old": gradients, "frozen": frozen}
 
 
 def drawn_parts(sizes, transposed=False):
     """Parts whose losses differ a lot: a mean with wrong weights cannot be mistaken for the right one."""
+    # The images of all parts are drawn before the labels.
     images = [floats(size, 5) + 2 * place % 5 for place, size in enumerate(sizes)]
-    return [(one.t().contiguous().t() if transposed else one, integers(0, 3, len(one))) for one in images]
+    parts = []
+    for one in images:
+        stored = one.t().contiguous().t() if transposed else one
+        parts.append((stored, integers(0, 3, len(one))))
+    return parts
 
 
 def whole(parts):
@@ -201,14 +224,21 @@ def near(got, expected):
     return float((got - expected).abs().max()) <= 1e-3 * max(float(expected.abs().max()), 0.1)
 
 
+def in_double(tensors):
+    return {name: one.double() for name, one in tensors.items()}
+
+
 def check_gradients(sizes, *, double=False, transposed=False, **more):
     """add_gradients once. Returns what came, and the right loss."""
-    model, parts, relative = drawn_model(**more), drawn_parts(sizes, transposed), 1e-4
+    model = drawn_model(**more)
+    parts = drawn_parts(sizes, transposed)
+    relative = 1e-4
     if double:  # a weight of a part may be float32 all the same
-        parts, relative = [(images.double(), labels) for images, labels in parts], 1e-6
-        for some in (model["state"], model["old"]):
-            some |= {name: one.double() for name, one in some.items()}
+        relative = 1e-6
+        parts = [(images.double(), labels) for images, labels in parts]
+        model |= {"state": in_double(model["state"]), "old": in_double(model["old"])}
     (came,) = run(add, [{"model": model, "parts": parts}], group=False)
+
     right, last = reference(model), reference(model)
     loss = backward(right, parts)
     backward(last, parts[-1:])
@@ -244,7 +274,7 @@ def test_1a_with_batch_norm():
 
 @pytest.mark.parametrize("double", [False, True])
 def test_1b_added_to_what_is_there(double):
-    tried(f"parts of 3, 1 and 6 images; {OLD}{' (everything is float64)' * double}")
+    tried(f"parts of 3, 1 and 6 images; {OLD}{' (everything is float64)' if double else ''}")
     came, loss = check_gradients([3, 1, 6], old=True, double=double)
     right_loss("the mean loss", came["loss"], loss)
 
@@ -255,20 +285,32 @@ def test_1c_one_part_in_memory():
     one_at_a_time(came)
 
 
+def grouped(parts, groups):
+    """The parts one after another, in groups of these sizes."""
+    left = iter(parts)
+    steps = []
+    for group in groups:
+        steps.append([next(left) for _ in group])
+    return steps
+
+
 def check_steps(groups, optimizer, *, norm=False, old=False, transposed=False, **cut):
     """A step of the optimizer for each group of parts: large_step cuts a batch into parts itself (part_size),
     train_epoch is given them (parts_per_step). `groups` has the sizes of the parts."""
-    sizes = [size for group in groups for size in group]
-    model, parts = drawn_model(norm, old), drawn_parts(sizes, transposed)
-    left = iter(parts)
-    steps = [[next(left) for _ in group] for group in groups]
+    sizes = []
+    for group in groups:
+        sizes += group
+    model = drawn_model(norm, old)
+    parts = drawn_parts(sizes, transposed)
+    steps = grouped(parts, groups)
     given = {"model": model, "optimizer": optimizer, **cut}
     given["batches"] = [whole(some) for some in steps] if "part_size" in cut else parts
     (came,) = run(train, [given], group=False)
 
-    right, losses = reference(model), []
+    right = reference(model)
     name, options = optimizer
     stepper = Optimizer(name, right.parameters(), options)
+    losses = []
     for some in steps:
         stepper.zero_grad()
         losses.append(backward(right, some))
@@ -289,8 +331,10 @@ def check_steps(groups, optimizer, *, norm=False, old=False, transposed=False, *
 
 def large_steps(sizes, part_size, optimizer=SGD, **more):
     """large_step for batches of these sizes."""
-    cuts = [[min(part_size, size - start) for start in range(0, size, part_size)] for size in sizes]
-    return check_steps(cuts, optimizer, part_size=part_size, **more)
+    groups = []
+    for size in sizes:
+        groups.append([min(part_size, size - start) for start in range(0, size, part_size)])
+    return check_steps(groups, optimizer, part_size=part_size, **more)
 
 
 @pytest.mark.parametrize("size, part_size, optimizer", [(12, 4, SGD), (9, 4, ADAM), (5, 8, SGD)])

@@ -99,8 +99,8 @@ def copies(student, me, given):
     if wrong := wrong_type(replicas, list, tuple):
         return {"wrong": wrong}
     came = {"wrong": None, "seen": [values(one) for one in replicas]}
-    came["modes"] = [[name for name, module in one.named_modules() if module.training] for one in replicas]
-    came["frozen"] = [[name for name, p in one.named_parameters() if not p.requires_grad] for one in replicas]
+    came["modes"] = [in_training_mode(one) for one in replicas]
+    came["frozen"] = [frozen_parameters(one) for one in replicas]
     came["parameters"] = [list(dict(one.named_parameters())) for one in replicas]
     for place, one in enumerate(replicas, 1):
         for tensor in tensors(one).values():
@@ -108,9 +108,19 @@ def copies(student, me, given):
     return came | {"changed": [values(one) for one in replicas], "model": values(model)}
 
 
+def in_training_mode(model):
+    return [name for name, module in model.named_modules() if module.training]
+
+
+def frozen_parameters(model):
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+
+
 def compute(student, me, given):
     """Models with weights that differ, in place of copies: each output says which of them it comes from."""
-    replicas, parts, upstream = [Model(**one) for one in given["models"]], given["parts"], given["upstream"]
+    replicas = [Model(**one) for one in given["models"]]
+    parts = given["parts"]
+    upstream = given["upstream"]
     if given["tuples"]:
         replicas, parts = tuple(replicas), tuple(parts)
     outputs = student.compute_and_gather(replicas, parts)
@@ -124,7 +134,8 @@ def compute(student, me, given):
 
 def add_up(student, me, given):
     """Gradients that are given, since they could come from any backward pass."""
-    model, replicas = Model(**given["model"]), [Model(**one) for one in given["copies"]]
+    model = Model(**given["model"])
+    replicas = [Model(**one) for one in given["copies"]]
     held = {name: tensor.detach() for name, tensor in tensors(model).items()}
     student.reduce(model, replicas)
     return {"gradients": gradients(model), "state": values(model), "held": held}
@@ -132,7 +143,8 @@ def add_up(student, me, given):
 
 def train(student, me, given):
     """As many steps as there are batches."""
-    model, losses, calls, steps = Model(**given["model"]), [], [], []
+    model = Model(**given["model"])
+    losses, calls, steps = [], [], []
     name, options = given["optimizer"]
     optimizer = getattr(torch.optim, name)(model.parameters(), **options)
     optimizer.register_step_post_hook(lambda *_: steps.append(0))
@@ -165,7 +177,10 @@ def of_copies(count, names=SHAPES):
 
 
 def double(state):
-    return {name: one.double() if one.is_floating_point() else one for name, one in state.items()}
+    found = {}
+    for name, one in state.items():
+        found[name] = one.double() if one.is_floating_point() else one
+    return found
 
 
 def right_type(came, function):
@@ -196,8 +211,9 @@ def test_1a_parts(stored_by_columns):
     batches = [(floats(size, 3, 2), count) for size, count in [(8, 2), (10, 4), (5, 1), (5, 4), (1, 3)]]
     batches.append((integers(0, 10, 11), 3))  # labels
     (came,) = run(cut, [{"batches": batches, "columns": stored_by_columns}], group=False)
+    stored = ", stored by columns" if stored_by_columns else ""
     for (batch, count), one in zip(batches, came, strict=True):
-        tried(f"a batch of {len(batch)} images, {count} copies{', stored by columns' * stored_by_columns}")
+        tried(f"a batch of {len(batch)} images, {count} copies{stored}")
         right_type(one, "scatter")
         expected = part_sizes(len(batch), count)
         same("the list of the sizes of the parts", [len(part) for part in one["parts"]], expected)
@@ -229,8 +245,9 @@ def test_2b_tied_and_frozen():
     """2 copies of a model; its first layer is frozen, two layers share a weight, and batch norm is in
     evaluation mode"""
     came, state = replicated(2, tied=True, frozen=FIRST, evaluation=["norm"])
+    modes = ["", "first", "second", "third"]
     for place in range(2):
-        copy, modes = f"copy {place + 1}", ["", "first", "second", "third"]
+        copy = f"copy {place + 1}"
         same(f"the list of parameters of {copy}", came["parameters"][place], list(SHAPES))
         same(f"the list of frozen parameters of {copy}", came["frozen"][place], FIRST)
         same(f"the list of modules of {copy} that are in training mode", came["modes"][place], modes)
@@ -246,13 +263,15 @@ def check_computed(count, sizes, evaluation=False, single=False, whole=False):
     more = {"evaluation": ALL if evaluation else [], "single": single}
     models = [{"state": drawn_state(), **more} for _ in range(count)]
     parts = [integers(-2, 3, size, 5) if whole else floats(size, 5) for size in sizes]
-    upstream = floats(sum(sizes), *[] if single else [4])
+    upstream = floats(sum(sizes)) if single else floats(sum(sizes), 4)
     given = {"models": models, "parts": parts, "upstream": upstream, "tuples": evaluation}
     if evaluation:
         given["models"] = [one | {"state": double(one["state"])} for one in models]
-        given |= {"parts": [part.double() for part in parts], "upstream": upstream.double()}
+        given["parts"] = [part.double() for part in parts]
+        given["upstream"] = upstream.double()
     (came,) = run(compute, [given], group=False)
     right_type(came, "compute_and_gather")
+
     references, outputs = [], []
     for one, part, above in zip(models, parts, upstream.split(sizes), strict=False):
         references.append(Model(**one).double())
@@ -280,7 +299,9 @@ def test_3a_whole_numbers_in_and_one_number_out():
 
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_3b_backward_reaches_the_copies(evaluation):
-    more = "; in evaluation mode, copies and parts are tuples, and everything is float64" * evaluation
+    more = (
+        "; in evaluation mode, copies and parts are tuples, and everything is float64" if evaluation else ""
+    )
     tried("3 copies with different weights, parts with 4 and 3 images, then backward()" + more)
     came, references = check_computed(3, [4, 3], evaluation)
     require(came["reaches"], "the output is not connected to the copies, so backward() reaches nothing")
@@ -292,10 +313,13 @@ def test_3b_backward_reaches_the_copies(evaluation):
 
 def check_reduced(given, old, **more):
     """`given`: the gradients of each copy, `old`: those of the model."""
-    state, states = drawn_state(), [drawn_state() for _ in given]
+    state = drawn_state()
+    states = [drawn_state() for _ in given]
     if more.get("evaluation"):  # float64 as well
-        state, old, *states = map(double, (state, old, *states))
-        given = list(map(double, given))
+        state = double(state)
+        old = double(old)
+        states = [double(one) for one in states]
+        given = [double(one) for one in given]
     models = [{"state": one, "old": mine, **more} for one, mine in zip(states, given, strict=True)]
     (came,) = run(add_up, [{"model": {"state": state, "old": old, **more}, "copies": models}], group=False)
     for name in SHAPES:
@@ -347,7 +371,10 @@ def test_4b_frozen_and_tied():
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_4c_buffers_of_the_first_copy(evaluation):
     words = "3 copies with different running means, variances and counters, and a buffer `scale` with "
-    tried(words + "persistent=False" + "; in evaluation mode, and everything is float64" * evaluation)
+    words += "persistent=False"
+    if evaluation:
+        words += "; in evaluation mode, and everything is float64"
+    tried(words)
     came, first = check_reduced(of_copies(3), {}, evaluation=ALL if evaluation else [])
     expected = {name: first[name] for name in (*BUFFERS, COUNTER)}
     right_state("in the model after reduce", came["state"], expected)
@@ -357,8 +384,9 @@ def test_4c_buffers_of_the_first_copy(evaluation):
 def learnt(model, batches, count, optimizer, freeze):
     """The tensors of a model after all steps, in float64, and the loss of each. With `freeze`, the first
     layer is frozen before the last step."""
-    model, losses = Model(**(model | {"old": None})).double(), []
+    model = Model(**(model | {"old": None})).double()
     steps = Optimizer(optimizer[0], model.parameters(), optimizer[1])
+    losses = []
     for number, (images, labels) in enumerate(batches):
         if freeze and number == len(batches) - 1:
             model.first.requires_grad_(False)

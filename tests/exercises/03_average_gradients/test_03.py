@@ -60,29 +60,44 @@ def begin(student, me, given):
     before = {name: (id(tensor), tensor.data_ptr()) for name, tensor in held.items()}
     student.broadcast_model(model)
     now = tensors(model)
-    same = [name for name in now if (id(now[name]), now[name].data_ptr()) == before.get(name)]
-    trainable = [name for name, tensor in now.items() if tensor.requires_grad]
+    same, trainable = [], []
+    for name, tensor in now.items():
+        if (id(tensor), tensor.data_ptr()) == before.get(name):
+            same.append(name)
+        if tensor.requires_grad:
+            trainable.append(name)
     return {"state": now, "held": held, "same": same, "trainable": trainable}
 
 
 def average(student, me, given):
     """average_gradients, once for each step, on gradients that could come from any backward pass."""
-    model, found = Model(**given["model"]), []
+    model = Model(**given["model"])
     others = tensors(model)
     weights = {name: tensor.detach().clone() for name, tensor in others.items()}
+    found = []
     for gradients in given["steps"]:
         for name, parameter in model.named_parameters():
             parameter.grad = None
             if name in gradients:
                 parameter.grad = torch.empty_like(parameter).copy_(gradients[name])
         student.average_gradients(model)
-        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-        found.append({name: grad if grad is None else grad.clone() for name, grad in gradients.items()})
+        averaged = {}
+        for name, parameter in model.named_parameters():
+            averaged[name] = None if parameter.grad is None else parameter.grad.clone()
+        found.append(averaged)
     changed = [name for name, tensor in others.items() if not tensor.equal(weights[name])]
-    waited = {call["number"] for call in me.calls if call["phase"] == "waited"}
-    handles = [call for call in me.calls if call["phase"] == "begin" and call["asynchronous"]]
-    left = [f"{one['event']} ({one['where']})" for one in handles if one["number"] not in waited]
-    return {"gradients": found, "changed": changed, "left": left if waited else []}
+    return {"gradients": found, "changed": changed, "left": left_out(me.calls)}
+
+
+def left_out(calls):
+    """The asynchronous calls that were not waited for, where others were."""
+    waited = {call["number"] for call in calls if call["phase"] == "waited"}
+    left = []
+    for call in calls:
+        is_handle = call["phase"] == "begin" and call["asynchronous"]
+        if waited and is_handle and call["number"] not in waited:
+            left.append(f"{call['event']} ({call['where']})")
+    return left
 
 
 # ---- what is drawn, and what is right
@@ -91,8 +106,13 @@ def average(student, me, given):
 def states(world_size, buffers=False):
     """Other weights on each rank; with `buffers`, also other running means, a counter, and a scale."""
     shapes = SHAPES | (BUFFERS if buffers else {})
-    found = [{name: torch.randn(shape) for name, shape in shapes.items()} for _ in range(world_size)]
-    return [one | ({COUNTER: torch.randint(1, 1 << 40, ())} if buffers else {}) for one in found]
+    found = []
+    for _ in range(world_size):
+        found.append({name: torch.randn(shape) for name, shape in shapes.items()})
+    if buffers:
+        for one in found:
+            one[COUNTER] = torch.randint(1, 1 << 40, ())
+    return found
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 1])
@@ -112,7 +132,8 @@ def test_1b_buffers_of_rank_0():
     """3 processes; running mean, variance and counter of batch norm differ, and a buffer with
     persistent=False, which has -inf and NaN on ranks 1 and 2"""
     given = states(3, buffers=True)
-    given[1]["scale"][0], given[2]["scale"][1] = -torch.inf, torch.nan
+    given[1]["scale"][0] = -torch.inf
+    given[2]["scale"][1] = torch.nan
     for rank, came in enumerate(run(begin, [{"state": state} for state in given])):
         for name in BUFFERS:
             close(f"{name} on rank {rank}", came["state"].get(name), given[0][name], dtype=torch.float32)
@@ -137,7 +158,8 @@ def test_1c_in_place(stored_by_columns):
 
 def drawn(world_size, *without, dtype=torch.float32):
     """Gradients of very different size on each rank: a mean of them cannot be mistaken for one of them."""
-    found, names = [], [name for name in SHAPES if name not in without]
+    names = [name for name in SHAPES if name not in without]
+    found = []
     for rank in range(world_size):
         found.append({name: torch.randn(SHAPES[name], dtype=dtype) * 10**rank for name in names})
     return found
@@ -152,11 +174,13 @@ def mean(gradients, name):
 def check_average(*steps, apart=False, **options):
     """`steps` has, for each call of average_gradients, the gradients of each rank. `apart`: weights and
     buffers differ between the ranks, so that it is seen if they are exchanged."""
-    world_size, dtype = len(steps[0]), torch.float64 if options.get("double") else torch.float32
+    world_size = len(steps[0])
+    dtype, relative = (torch.float64, 1e-13) if options.get("double") else (torch.float32, 2e-5)
     given = states(world_size, buffers=True) if apart else states(1) * world_size
-    models = [{"state": state, **options} for state in given]
-    mine = zip(*steps, strict=True)
-    ranks = run(average, [{"model": one, "steps": two} for one, two in zip(models, mine, strict=True)])
+    inputs = []
+    for state, mine in zip(given, zip(*steps, strict=True), strict=True):
+        inputs.append({"model": {"state": state, **options}, "steps": mine})
+    ranks = run(average, inputs)
     for rank, came in enumerate(ranks):
         what = f"on rank {rank}, average_gradients waits for some of its exchanges only, and not for"
         require(not came["left"], f"{what} {(came['left'] or [''])[0]}", "wait() for each handle")
@@ -164,13 +188,13 @@ def check_average(*steps, apart=False, **options):
             call = f" (call {number + 1})" if len(steps) > 1 else ""
             for name in SHAPES:
                 is_frozen = name in options.get("frozen", ())
-                got, of = came["gradients"][number].get(name), "(frozen) " if is_frozen else ""
-                what = f"the gradient of {name} {of}on rank {rank}{call}"
+                got = came["gradients"][number].get(name)
+                what = f"the gradient of {name} {'(frozen) ' if is_frozen else ''}on rank {rank}{call}"
                 expected = gradients[rank].get(name) if is_frozen else mean(gradients, name)
                 if expected is None:
                     require(got is None, f"{what} is not None", "None")
                 else:
-                    close(what, got, expected, 2e-5 if dtype == torch.float32 else 1e-13, dtype=dtype)
+                    close(what, got, expected, relative, dtype=dtype)
                     is_same = is_frozen or torch.equal(got, ranks[0]["gradients"][number][name])
                     wanted = "equal numbers: models drift apart"
                     require(is_same, f"{what} is not rank 0's to the last bit", wanted)

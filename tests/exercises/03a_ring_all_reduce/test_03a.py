@@ -44,9 +44,15 @@ def cut(student, me, cases):
 
 def messages(me):
     """To whom each message went, and how many bytes it had."""
-    calls = [call for call in me.calls if call.get("phase") == "begin"]
-    many = [call["operations"] or [[call["event"], call["peer"], call["bytes"]]] for call in calls]
-    return [[peer, size] for some in many for name, peer, size in some if "send" in name]
+    found = []
+    for call in me.calls:
+        if call.get("phase") != "begin":
+            continue
+        operations = call["operations"] or [[call["event"], call["peer"], call["bytes"]]]
+        for name, peer, size in operations:
+            if "send" in name:
+                found.append([peer, size])
+    return found
 
 
 def pass_on(student, me, given):
@@ -88,15 +94,18 @@ def whole(student, me, given):
 
 def sizes_of(count, world_size):
     """Sizes that differ by one at most, the larger ones first."""
-    return [count // world_size + (place < count % world_size) for place in range(world_size)]
+    least, larger = divmod(count, world_size)
+    return [least + 1] * larger + [least] * (world_size - larger)
 
 
 def round_the_ring(ranks, sizes, messages=None, more=0):
     """Messages go to the right only. `sizes`: bytes that each rank has to send, and `more` that it may."""
     for rank, (came, size) in enumerate(zip(ranks, sizes, strict=True)):
-        right, sent = (rank + 1) % len(ranks), []
+        right = (rank + 1) % len(ranks)
+        sent = []
         for peer, one in came["messages"]:
-            sent += [one] if peer == right else []
+            if peer == right:
+                sent.append(one)
             only = f"messages only to the right, to rank {right}"
             require(peer == right or not one, f"rank {rank} sent {one} bytes to rank {peer}", only)
         if messages:
@@ -136,10 +145,9 @@ def test_1b_chunks_are_views():
 
 def check_pass_on(sizes, late=(0, 0, 0, 0), overwrite=False):
     """`late`: how many seconds each rank is late."""
-    given = [
-        {"outgoing": floats(size), "late": one, "overwrite": overwrite}
-        for size, one in zip(sizes, late, strict=False)
-    ]
+    given = []
+    for size, seconds in zip(sizes, late, strict=False):
+        given.append({"outgoing": floats(size), "late": seconds, "overwrite": overwrite})
     for rank, one in enumerate(given):
         one["incoming"] = floats(sizes[rank - 1])
     ranks = run(pass_on, given)
@@ -150,10 +158,17 @@ def check_pass_on(sizes, late=(0, 0, 0, 0), overwrite=False):
     return ranks
 
 
+def drawn_sizes(world_size):
+    """Of tensors for each rank; with 3 processes, which are tried first, they are alike."""
+    if world_size == 3:
+        return [300] * 3
+    return [random.randint(200, 399) for _ in range(world_size)]
+
+
 @pytest.mark.parametrize("world_size", [3, 2, 4])
 def test_2a_from_left_to_right(world_size):
     # Tensors of one size first: where they go to the wrong rank, it can be said to which.
-    sizes = [300] * 3 if world_size == 3 else [random.randint(200, 399) for _ in range(world_size)]
+    sizes = drawn_sizes(world_size)
     late = "; rank 2 starts 0.05 s later" if world_size == 3 else ""
     tried(f"{world_size} processes that send {', '.join(map(str, sizes))} numbers{late}")
     ranks = check_pass_on(sizes, (0, 0, 0.05 if late else 0, 0))
@@ -165,14 +180,21 @@ def test_2b_both_are_finished():
     check_pass_on([2000, 3000, 1000], (0, 0, 0.2), overwrite=True)
 
 
+def numbers_that_tell(rank):
+    """3 chunks for one of 3 ranks: each digit of a wrong sum says what of which rank is in it."""
+    return [torch.full((300,), (chunk + 1) * 10.0**rank) for chunk in range(3)]
+
+
 @pytest.mark.parametrize("world_size", [3, 2, 4, 1])
 def test_3a_the_first_half(world_size):
-    sizes = [300] * 3 if world_size == 3 else [random.randint(200, 399) for _ in range(world_size)]
-    given = [[floats(size) for size in sizes] for _ in range(world_size)]
+    sizes = drawn_sizes(world_size)
+    given = []
+    for _ in range(world_size):
+        given.append([floats(size) for size in sizes])
     words = f"{world_size} processes, chunks of {', '.join(map(str, sizes))} numbers"
-    if world_size == 3:  # then each digit of a wrong sum says what of which rank is in it
+    if world_size == 3:
         words += "; each number in chunk c of rank r is (c + 1) * 10 ** r"
-        given = [[torch.full((300,), (c + 1) * 10.0**rank) for c in range(3)] for rank in range(3)]
+        given = [numbers_that_tell(rank) for rank in range(3)]
     tried(words)
     ranks = run(first_half, given)
     for rank, came in enumerate(ranks):
@@ -186,8 +208,10 @@ def test_3a_the_first_half(world_size):
 
 def check_whole(world_size, *shapes, dtypes=(torch.float32,), slow=False, given=None):
     """ring_all_reduce on tensors of these shapes and dtypes, or on those `given`, one after another."""
-    kinds = list(zip(shapes, dtypes, strict=True))
-    given = given or [[drawn(*kind) for kind in kinds] for _ in range(world_size)]
+    if given is None:
+        given = []
+        for _ in range(world_size):
+            given.append([drawn(*kind) for kind in zip(shapes, dtypes, strict=True)])
     ranks = run(whole, [{"tensors": mine, "slow": slow} for mine in given])
     for rank, came in enumerate(ranks):
         for place, parts in enumerate(zip(*given, strict=True)):

@@ -58,29 +58,38 @@ def passes_of(student, rank, case):
     numpy.random.seed(noise)
     options = {"seed": case["seed"], "drop_last": case["drop_last"]}
     sampler = student.ShareSampler(case["size"], rank, case["world_size"], **options)
-    length, passes = len(sampler), []
+    length = len(sampler)
     begun = iter(sampler) if case["breaks"] else ()  # stays, as in a loop that is in a function
-    broken, between = numbers(begun, case["breaks"], numpy.integer), draw()
+    broken = numbers(begun, case["breaks"], numpy.integer)
+    between = draw()
+    passes = []
     for epoch in case["epochs"]:
         if epoch is not None:
             sampler.set_epoch(epoch)
         passes.append(numbers(sampler, 2 * case["size"] + 50, numpy.integer))
     drawn = [between, draw()]
-    two = itertools.islice(zip(sampler, sampler, strict=False), 5)
-    together = [numbers(both, 2, numpy.integer) for both in two]
+    together = []
+    for both in itertools.islice(zip(sampler, sampler, strict=False), 5):
+        together.append(numbers(both, 2, numpy.integer))
     return {"length": length, "passes": passes, "drawn": drawn, "broken": broken, "together": together}
 
 
 def samplers(student, me, cases):
-    return [[passes_of(student, rank, case) for rank in ranks_of(case, me)] for case in cases]
+    found = []
+    for case in cases:
+        found.append([passes_of(student, rank, case) for rank in ranks_of(case, me)])
+    return found
 
 
 def evaluation(student, me, cases):
-    def shard(rank, case):
-        found = student.evaluation_shard(case["size"], rank, case["world_size"])
-        return numbers(found, 2 * case["size"] + 50)
-
-    return [[shard(rank, case) for rank in ranks_of(case, me)] for case in cases]
+    found = []
+    for case in cases:
+        shards = []
+        for rank in ranks_of(case, me):
+            shard = student.evaluation_shard(case["size"], rank, case["world_size"])
+            shards.append(numbers(shard, 2 * case["size"] + 50))
+        found.append(shards)
+    return found
 
 
 def accuracy(student, me, given):
@@ -135,10 +144,19 @@ def together(shards, size, low, high):
     often = [number for number, count in counts.items() if count > high]
     seldom = [number for number in range(size) if counts[number] < low]
     came = f"of {so_many(size, 'image')}, {len(often)} appear too often and {len(seldom)} not often enough"
-    came += f"; image {often[0]} appears {so_many(counts[often[0]], 'time')}" if often else ""
-    came += f"; image {seldom[0]} appears {so_many(counts[seldom[0]], 'time')}" if seldom else ""
+    for some in (often, seldom):
+        if some:
+            came += f"; image {some[0]} appears {so_many(counts[some[0]], 'time')}"
     times = f"{low} or {high} times" if low < high else so_many(low, "time")
     require(not often and not seldom, came, f"each image {times} over all ranks")
+
+
+def right_length(one):
+    """How many numbers each rank's sampler gives."""
+    size = one["size"]
+    if not one["drop_last"]:
+        size += one["world_size"] - 1
+    return size // one["world_size"]
 
 
 def deal(cases):
@@ -147,7 +165,7 @@ def deal(cases):
     found = dealt(samplers, cases)
     for one, ranks in zip(cases, found, strict=True):
         tried(words_for(one))
-        length = (one["size"] + (not one["drop_last"]) * (one["world_size"] - 1)) // one["world_size"]
+        length = right_length(one)
         for rank, came in enumerate(ranks):
             who = f"the sampler of rank {rank}"
             for shard in came["passes"]:
@@ -156,8 +174,19 @@ def deal(cases):
             same(f"len(sampler) of rank {rank}, before a pass,", came["length"], length)
         for number, epoch in enumerate(one["epochs"]):
             tried(words_for(one) + ("" if epoch is None else f", epoch {epoch}"))
-            low, rest = (0, 1) if one["drop_last"] else divmod(length * len(ranks), max(one["size"], 1))
-            together([rank["passes"][number] for rank in ranks], one["size"], low, low + (rest > 0))
+            low, high = 0, 1
+            if not one["drop_last"]:
+                low, rest = divmod(length * len(ranks), max(one["size"], 1))
+                high = low + 1 if rest > 0 else low
+            together([rank["passes"][number] for rank in ranks], one["size"], low, high)
+    return found
+
+
+def first_passes(deals):
+    """For each case, the shard of each rank in its first pass."""
+    found = []
+    for ranks in deals:
+        found.append([rank["passes"][0] for rank in ranks])
     return found
 
 
@@ -178,31 +207,37 @@ def neighbours(shard):
 
 def differ(first, second, what):
     """Two deals of the same images: other images for each rank, in another order. `what` names the two."""
-    for (rank, shard), (other, images) in itertools.product(enumerate(first), enumerate(second)):
-        common = len(set(shard) & set(images)) / len(shard)
-        of = f"rank {rank} has {common:.0%} of its images in common with rank {other} of {what[1]}"
-        wanted = "different images: shuffle all images before you distribute them"
-        require(common < 0.9 or len(first) == 1, f"with {what[0]}, {of}", wanted)
-        alike = len(neighbours(shard) & neighbours(images)) / len(shard)
-        came = f"with {what[0]} and {what[1]}, {alike:.0%} of rank {rank}'s images have the same neighbour"
-        require(alike < 0.25, came, "a different order")
+    for rank, shard in enumerate(first):
+        for other, images in enumerate(second):
+            common = len(set(shard) & set(images)) / len(shard)
+            of = f"rank {rank} has {common:.0%} of its images in common with rank {other} of {what[1]}"
+            wanted = "different images: shuffle all images before you distribute them"
+            require(common < 0.9 or len(first) == 1, f"with {what[0]}, {of}", wanted)
+            alike = len(neighbours(shard) & neighbours(images)) / len(shard)
+            came = (
+                f"with {what[0]} and {what[1]}, {alike:.0%} of rank {rank}'s images have the same neighbour"
+            )
+            require(alike < 0.25, came, "a different order")
 
 
 def by_chance(size, deals, what, other):
     """What is left over, or comes again, is not the same for all seeds or epochs."""
-    counts = [collections.Counter(itertools.chain(*shards)) for shards in deals]
-    sets = {frozenset(number for number in range(size) if one[number] != 1) for one in counts}
+    sets = set()
+    for shards in deals:
+        counts = collections.Counter(itertools.chain(*shards))
+        sets.add(frozenset(number for number in range(size) if counts[number] != 1))
     came = f"the same images are {what}, whatever the {other}"
     require(len(sets) > 1, came, f"different images for a different {other}")
 
 
 def chance_of_seeds(size, drop_last, what):
     cases = [case(size, 4, drop_last) for _ in range(5)]
-    deals = [[rank["passes"][0] for rank in ranks] for ranks in deal(cases)]
+    deals = first_passes(deal(cases))
     tried(f"{size} images, 4 ranks, {len(cases)} different seeds")
-    shards = [shards[0] for shards in deals]
-    came = f"rank 0 has {listed(shards[0][:6])} ..., in the same order whatever the seed"
-    require(any(shard != shards[0] for shard in shards), came, "a different order for a different seed")
+    of_rank_0 = [shards[0] for shards in deals]
+    came = f"rank 0 has {listed(of_rank_0[0][:6])} ..., in the same order whatever the seed"
+    is_different = any(shard != of_rank_0[0] for shard in of_rank_0)
+    require(is_different, came, "a different order for a different seed")
     by_chance(size, deals, what, "seed")
 
 
@@ -217,16 +252,23 @@ def test_1a_disjoint():
 
 def test_1b_the_order_depends_on_the_seed():
     """400 or more images, 1, 2 and 4 ranks, two seeds"""
-    size, seed = random.randrange(100, 120) * 4, case(1, 1)["seed"]
+    size = random.randrange(100, 120) * 4
+    seed = case(1, 1)["seed"]
     seeds = (seed, seed + 1000)
-    cases = [case(size, world_size, seed=seed) for world_size in (1, 2, 4) for seed in seeds]
+    cases = []
+    for world_size in (1, 2, 4):
+        for one in seeds:
+            cases.append(case(size, world_size, seed=one))
     cases.append(case(size, 4, drop_last=True, seed=seed))
-    found = [[rank["passes"][0] for rank in ranks] for ranks in deal(cases)]
+    found = first_passes(deal(cases))
+
+    # The cases come in pairs: the same images and ranks with either seed.
     for one, first, second in zip(cases[::2], found[:-1:2], found[1::2], strict=False):
         tried(f"{sizes_of(one)}, seeds {seeds[0]} and {seeds[1]}")
         for rank, shard in enumerate(first):
             shuffled(f"the shard of rank {rank}", shard, size)
         differ(first, second, [f"seed {seed}" for seed in seeds])
+
     # Whichever way they are dealt out, a shard goes through the one order from its beginning to its end.
     place = {number: place for place, number in enumerate(found[0][0])}
     for one, shards in zip(cases[2::2], found[2::2], strict=True):
@@ -239,7 +281,9 @@ def test_1b_the_order_depends_on_the_seed():
 
 def test_1c_padded():
     """2, 3 and 4 ranks, and a few images more than they can share evenly"""
-    deal([*(case(some_dozens() + 1, ranks) for ranks in (2, 3, 4)), case(some_dozens() + 2, 3)])
+    cases = [case(some_dozens() + 1, world_size) for world_size in (2, 3, 4)]
+    cases.append(case(some_dozens() + 2, 3))
+    deal(cases)
 
 
 def test_1c_by_chance():
@@ -249,7 +293,9 @@ def test_1c_by_chance():
 
 def test_1d_dropped():
     """1, 2, 3 and 4 ranks, and a few images more than they can share evenly; drop_last"""
-    deal([*(case(some_dozens() + 7, ranks, True) for ranks in (2, 3, 4, 1)), case(some_dozens(), 4, True)])
+    cases = [case(some_dozens() + 7, world_size, drop_last=True) for world_size in (2, 3, 4, 1)]
+    cases.append(case(some_dozens(), 4, drop_last=True))
+    deal(cases)
 
 
 def test_1d_by_chance():
@@ -259,8 +305,11 @@ def test_1d_by_chance():
 
 def test_1e_few_images():
     """Fewer images than ranks, or no images; with and without drop_last"""
-    sizes = [(3, 4), (1, 4), (0, 1), (0, 3), (2, random.randrange(9, 14))]
-    deal([case(*size, drop_last) for size in sizes for drop_last in (False, True)])
+    cases = []
+    for size, world_size in [(3, 4), (1, 4), (0, 1), (0, 3), (2, random.randrange(9, 14))]:
+        for drop_last in (False, True):
+            cases.append(case(size, world_size, drop_last))
+    deal(cases)
 
 
 def test_1f_the_global_random_state():
@@ -270,7 +319,8 @@ def test_1f_the_global_random_state():
         tried(f"{words_for(one)}: global random numbers, drawn between two sampler numbers and afterwards")
         for rank, came in enumerate(ranks):
             noise = one["noise"] + rank
-            own, python = torch.Generator().manual_seed(noise), random.Random(noise)
+            own = torch.Generator().manual_seed(noise)
+            python = random.Random(noise)
             legacy = numpy.random.RandomState(noise)
             for when, drawn in zip(("in a loop over the sampler", "afterwards"), came["drawn"], strict=True):
                 right = [torch.rand((), generator=own).item(), python.random(), float(legacy.random_sample())]
@@ -284,8 +334,9 @@ def test_2a_each_epoch_has_another_order():
     cases = [case(size, 3, bool(seed), epochs, seed) for seed in (0, 1)]
     for one, ranks in zip(cases, deal(cases), strict=True):
         tried(words_for(one) + f", epochs {listed(epochs)}")
-        shards = [[rank["passes"][number] for rank in ranks] for number in range(len(epochs))]
+        shards = []  # for each epoch, that of each rank
         for number, epoch in enumerate(epochs):
+            shards.append([rank["passes"][number] for rank in ranks])
             shuffled(f"the shard of rank 0 in epoch {epoch}", shards[number][0], size)
             for before in range(number):
                 differ(shards[before], shards[number], [f"epoch {epochs[before]}", f"epoch {epoch}"])
@@ -294,11 +345,13 @@ def test_2a_each_epoch_has_another_order():
 
 def test_2b_an_epoch_has_one_order():
     """30 images, 2 ranks, an epoch after other epochs and in a new sampler"""
-    early, late = random.randrange(1, 10), random.randrange(11, 50)
+    early = random.randrange(1, 10)
+    late = random.randrange(11, 50)
     first = case(30, 2, epochs=(None, early, late, None, early, 0), breaks=4)
     second = case(30, 2, epochs=(late,), seed=first["seed"])
     for rank, (long, short) in enumerate(zip(*deal([first, second]), strict=True)):
-        passes, right = long["passes"], [[number, number] for number in long["passes"][-1][:5]]
+        passes = long["passes"]
+        right = [[number, number] for number in passes[-1][:5]]
         tried("30 images, 2 ranks, a pass that stops after 4 numbers, and then a full pass")
         same(f"the list of the 4 numbers on rank {rank}", long["broken"], passes[0][:4])
         tried(f"30 images, 2 ranks, set_epoch({early}), ({late}), ({early}), (0), a pass after each")
@@ -313,9 +366,11 @@ def test_2b_an_epoch_has_one_order():
 
 def test_3a_each_image_is_evaluated_once():
     """evaluation_shard: 2, 3, 4 and 1 ranks, and more"""
-    sizes = [(some_dozens() + 5, ranks) for ranks in (2, 3, 4, 1)] + [(2, 4)]
-    sizes.append((61, 7))  # 61 / 7 * 7 is less than 61
-    cases = [{"size": size, "world_size": world_size} for size, world_size in sizes]
+    cases = []
+    for world_size in (2, 3, 4, 1):
+        cases.append({"size": some_dozens() + 5, "world_size": world_size})
+    cases.append({"size": 2, "world_size": 4})
+    cases.append({"size": 61, "world_size": 7})  # 61 / 7 * 7 is less than 61
     for one, shards in zip(cases, dealt(evaluation, cases), strict=True):
         tried(f"evaluation_shard: {sizes_of(one)}")
         for rank, shard in enumerate(shards):
@@ -336,12 +391,17 @@ def check_accuracy(*evaluations, times=None):
     those of a rank are repeated."""
     ranks = list(zip(*evaluations, strict=True))
     times = times or [1] * len(ranks)
-    inputs = [{"rights": list(rights), "times": often} for rights, often in zip(ranks, times, strict=True)]
+    inputs = []
+    for rights, often in zip(ranks, times, strict=True):
+        inputs.append({"rights": list(rights), "times": often})
     sent = run(accuracy, inputs)
+
     for number, rights in enumerate(evaluations):
-        good = [int(right.sum()) * often for right, often in zip(rights, times, strict=True)]
-        sizes = [len(right) * often for right, often in zip(rights, times, strict=True)]
-        expected = sum(good) / sum(sizes)
+        good, size = 0, 0
+        for right, often in zip(rights, times, strict=True):
+            good += int(right.sum()) * often
+            size += len(right) * often
+        expected = good / size
         for rank, came in enumerate(sent):
             got = came["accuracies"][number]
             what = f"the accuracy on rank {rank}{', in the second evaluation,' if number else ''}"
@@ -353,6 +413,7 @@ def check_accuracy(*evaluations, times=None):
 
 def shards_of(world_size):
     """Uneven shards: rank 0 has many, the others a few."""
+    # The sizes of the others are drawn first, before the size of rank 0.
     few = [random.randrange(3, 9) for _ in range(world_size - 1)]
     return [answers(count) for count in (random.randrange(50, 90), *few)]
 

@@ -112,7 +112,10 @@ def kind(student, me, given):
 
 def train(student, me, given):
     """Train with what is given: tensors, numbers, and what is special to one of the scripts."""
-    more, notes, scaler, result = dict(given["more"]), [], None, None
+    more = dict(given["more"])
+    notes = []
+    scaler = None
+    result = None
     model = Model(given["state"], given.get("stop"), given.get("last"), me.tell)
     if "accumulate" in more:
         exchange_in_sight(me)
@@ -157,10 +160,16 @@ def trained(state, parts, own=None, disk=False, dies=(), **more):
 def numbers_of(rank, came, images):
     """For each batch that the model was given: which images they are."""
     known = {row.numpy().tobytes(): number for number, row in enumerate(images)}
-    batches = [[known.get(row.numpy().tobytes()) for row in batch] for batch in came["given"]]
+    batches = []
+    for batch in came["given"]:
+        batches.append([known.get(row.numpy().tobytes()) for row in batch])
     strange = f"rank {rank} gave the model an image that is not in its data"
-    require(all(None not in batch for batch in batches), strange)
+    require(None not in joined(batches), strange)
     return batches
+
+
+def in_order(batches):
+    return [batch.tolist() for batch in batches]
 
 
 def steps_of(parts, size):
@@ -216,11 +225,15 @@ def epochs_of(ranks, images, epochs, share):
     sizes = [4] * (share // 4)
     if share % 4 > 0:
         sizes.append(share % 4)
-    cuts = [slice(epoch * len(sizes), (epoch + 1) * len(sizes)) for epoch in range(epochs)]
     for rank, mine in enumerate(batches):
         got = [len(batch) for batch in mine]
         same(f"the list of batch sizes of rank {rank} in {epochs} epochs", got, sizes * epochs)
-    return batches, [[joined(mine[cut]) for mine in batches] for cut in cuts]
+
+    found = []
+    for epoch in range(epochs):
+        first = epoch * len(sizes)
+        found.append([joined(mine[first : first + len(sizes)]) for mine in batches])
+    return batches, found
 
 
 def anew(found):
@@ -242,14 +255,18 @@ def anew(found):
 def dealt(world_size, size, epochs, share, **more):
     """Training in which the script deals out the images. Returns the images, and what each rank had."""
     tried(f"{world_size} processes, {size} images, {epochs} epochs, batches of 4")
-    state, (both,), wanted = parameters(), pictures(size), min(size, share * world_size)
+    state = parameters()
+    (both,) = pictures(size)
+    images, labels = both
     ranks = trained(state, [both] * world_size, epochs=epochs, batch_size=4, lr=0.5, **more)
-    batches, found = epochs_of(ranks, both[0], epochs, share)
+    batches, found = epochs_of(ranks, images, epochs, share)
     for epoch, shares in enumerate(found):
         what = f"the number of different images that all processes together have in epoch {epoch}"
-        same(what, len({*joined(shares)}), wanted)
+        same(what, len({*joined(shares)}), min(size, share * world_size))
     anew(found)
-    steps = [[(both[0][batch], both[1][batch]) for batch in step] for step in zip(*batches, strict=True)]
+    steps = []
+    for step in zip(*batches, strict=True):
+        steps.append([(images[batch], labels[batch]) for batch in step])
     compare(ranks, learnt(state, steps, 0.5))
     return both, found
 
@@ -263,7 +280,9 @@ def test_1a_order(world_size, size, epochs):
 @pytest.mark.parametrize("world_size, size, epochs, seed", [(3, 25, 3, None), (2, 22, 4, 0)])
 @bug
 def test_2a_seed(world_size, size, epochs, seed):
-    share, seed = size // world_size, int(integers(1, 10_000, 1)) if seed is None else seed
+    share = size // world_size
+    if seed is None:
+        seed = int(integers(1, 10_000, 1))
     both, found = dealt(world_size, size, epochs, share, seed=seed)
     tried(f"{world_size} processes, the same {size} images, with two different seeds")
     more = {"epochs": 1, "batch_size": 4, "lr": 0.5, "seed": seed + 20_000}
@@ -277,11 +296,15 @@ def test_2a_seed(world_size, size, epochs, seed):
 @bug
 def test_3a_collective(least):
     sizes = [size + int(integers(0, 3, 1)) if size else 0 for size in least]
-    words = f"{len(sizes)} processes with {', '.join(map(str, sizes))} test images"
-    tried(words if len(sizes) > 1 else f"one process with {sizes[0]} test images")
-    state, parts = parameters(), pictures(*[7] * len(sizes))
+    if len(sizes) > 1:
+        tried(f"{len(sizes)} processes with {', '.join(map(str, sizes))} test images")
+    else:
+        tried(f"one process with {sizes[0]} test images")
+    state = parameters()
+    parts = pictures(*[7] * len(sizes))
     expected = learnt(state, [parts] * 3, 0.7)
-    tests, right = [], 0
+    tests = []
+    right = 0
     for rank, size in enumerate(sizes):
         # Labels that the trained model gives, but for some: each rank has another accuracy.
         images = floats(200, 6)
@@ -303,7 +326,8 @@ def test_3a_collective(least):
 @bug
 def test_4a_sum(world_size):
     tried(f"{so_many(world_size, 'process')} with 11 images each, batches of 4, momentum and weight decay")
-    own, parts = [{"state": parameters()} for _ in range(world_size)], pictures(*[11] * world_size)
+    own = [{"state": parameters()} for _ in range(world_size)]
+    parts = pictures(*[11] * world_size)
     ranks = trained(None, parts, own, batch_size=4, lr=0.4, momentum=0.8, weight_decay=0.1)
     compare(ranks, learnt(own[0]["state"], steps_of(parts, 4), 0.4, 0.8, 0.1))
 
@@ -314,10 +338,12 @@ def test_5a_clipping(world_size):
     scale = 2.0**16 if world_size == 2 else 2.0 ** int(integers(11, 16, 1))
     words = "one process has a broken image (inf) in the third step"
     tried(f"{world_size} processes, 6 steps, an initial scale of {scale:.0f}; {words}")
-    state, parts = parameters(), pictures(*[18] * world_size)
+    state = parameters()
+    parts = pictures(*[18] * world_size)
     parts[-1][0][7, 2] = float("inf")
     # Some steps are to be clipped and some not: 0.5 is a usual size of a gradient here.
-    settings, own = {"lr": 0.4, "momentum": 0.8}, [{"scale": scale}] * world_size
+    settings = {"lr": 0.4, "momentum": 0.8}
+    own = [{"scale": scale}] * world_size
     ranks = trained(state, parts, own, batch_size=3, max_norm=0.5, **settings)
     compare(ranks, learnt(state, steps_of(parts, 3), **settings, most=0.5))
     for rank, came in enumerate(ranks):
@@ -332,7 +358,8 @@ def test_5a_clipping(world_size):
 @bug
 def test_6a_exchange(world_size, accumulate):
     tried(f"{world_size} processes, 3 steps of {accumulate} batches with 2 images each")
-    state, parts = parameters(), pictures(*[6 * accumulate] * world_size)
+    state = parameters()
+    parts = pictures(*[6 * accumulate] * world_size)
     ranks = trained(state, parts, batch_size=2, accumulate=accumulate, lr=0.3)
     compare(ranks, learnt(state, steps_of(parts, 2 * accumulate), 0.3), passes=accumulate)
     once = 4 * sum(value.numel() for value in state.values())
@@ -351,30 +378,41 @@ def test_6a_exchange(world_size, accumulate):
 @bug
 def test_7a_mean_of_means(sizes, steps):
     tried(f"{len(sizes)} processes with {', '.join(map(str, sizes))} images, {steps} steps")
-    state, parts = parameters(), pictures(*sizes)
+    state = parameters()
+    parts = pictures(*sizes)
     ranks = trained(state, parts, steps=steps, lr=0.8)
     for rank, came in enumerate(ranks):
         seen = sorted(joined(numbers_of(rank, came, parts[rank][0])))
         what = f"rank {rank} trained with {len(seen)} images, of which {len({*seen})} are different"
         require(seen == [*range(sizes[rank])], what, f"each of its {sizes[rank]} images once")
-    cut = [zip(*(both.tensor_split(steps) for both in part), strict=True) for part in parts]
+    cut = []
+    for images, labels in parts:
+        cut.append(list(zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True)))
     compare(ranks, learnt(state, list(zip(*cut, strict=True)), 0.8, alike=True))
 
 
 @bug
 def test_8a_resume():
-    settings, state, parts = {"lr": 0.4, "momentum": 0.8}, parameters(), pictures(8, 8)
-    shuffles = [torch.Generator().manual_seed(epoch) for epoch in range(5)]
-    batches = [torch.randperm(8, generator=one).split(3) for one in shuffles]
-    steps = [[[(images[b], labels[b]) for images, labels in parts] for b in epoch] for epoch in batches]
+    settings = {"lr": 0.4, "momentum": 0.8}
+    state = parameters()
+    parts = pictures(8, 8)
+    batches, steps = [], []  # for each epoch
+    for epoch in range(5):
+        shuffle = torch.Generator().manual_seed(epoch)
+        batches.append(torch.randperm(8, generator=shuffle).split(3))
+        steps.append([])
+        for batch in batches[epoch]:
+            steps[epoch].append([(images[batch], labels[batch]) for images, labels in parts])
+
     # Each line: epochs to reach, the forward pass in which all ranks are stopped, and the first epoch.
     for number, (epochs, stop, first) in enumerate(((5, 7, 0), (4, None, 2), (5, None, 4), (5, None, 5))):
         start = ("the first start", "the first restart", "the second restart", "the third restart")[number]
         until = "stopped in epoch 2" if stop else f"{epochs} epochs in total"
         tried(f"2 processes; {start}: {until}")
-        begin, own = parameters() if number else state, [{"snapshot": "snapshot.pt", "stop": stop}] * 2
+        begin = state if number == 0 else parameters()
+        own = [{"snapshot": "snapshot.pt", "stop": stop}] * 2
         ranks = trained(begin, parts, own, disk=True, epochs=epochs, batch_size=3, **settings)
-        wanted = [batch.tolist() for batch in joined(batches[first:epochs])][:stop]
+        wanted = in_order(joined(batches[first:epochs]))[:stop]
         for rank, came in enumerate(ranks):
             given = numbers_of(rank, came, parts[rank][0])
             same(f"the list of batches with which rank {rank} trains after this start", given, wanted)
@@ -389,7 +427,7 @@ def test_8a_resume():
     if torn(state, last=5) is None:
         tried("1 process; restarted after it was stopped while writing the snapshot of epoch 1")
         given = numbers_of(0, torn(parameters()), parts[0][0])
-        wanted = [batch.tolist() for batch in joined(batches[1:3])]
+        wanted = in_order(joined(batches[1:3]))
         same("the list of batches of epochs 1 and 2, with which it trains,", given, wanted)
 
 
@@ -400,20 +438,27 @@ def test_9a_device(machines):
     words = " and ".join(f"{count} on {so_many(devices, 'device')}" for count, devices in machines)
     tried(f"two machines with these processes: {words}")
     of_each = environments(*(count for count, _ in machines))
-    devices = [machines[int(one["GROUP_RANK"])][1] for one in of_each]
-    own = [{"environment": one, "devices": many} for one, many in zip(of_each, devices, strict=True)]
-    state, (both,) = parameters(), pictures(7 * len(own) + 1)
-    mine = [[value[7 * rank : 7 * rank + 7] for value in both] for rank in range(len(own))]
+    own = []
+    for one in of_each:
+        _, devices = machines[int(one["GROUP_RANK"])]
+        own.append({"environment": one, "devices": devices})
+    state = parameters()
+    (both,) = pictures(7 * len(own) + 1)
     ranks = trained(state, [both] * len(own), own, batch_size=4, lr=0.8)
     for rank, (came, one) in enumerate(zip(ranks, of_each, strict=True)):
-        local, machine = one["LOCAL_RANK"], ("first", "second")[int(one["GROUP_RANK"])]
-        used, what = sorted({str(number) for number, _ in came["put"]}), [what for _, what in came["put"]]
+        local = one["LOCAL_RANK"]
+        machine = ("first", "second")[int(one["GROUP_RANK"])]
+        used = sorted({str(number) for number, _ in came["put"]})
+        what = [what for _, what in came["put"]]
         devices = f"device {' and '.join(used)}" if used else "no device"
         who = f"rank {rank} (local rank {local} on the {machine} machine)"
         require(used == [local], f"{who} uses {devices}", f"only device {local}")
         enough = "model" in what and sum(size for size in what if size != "model") >= 7
         only = f"rank {rank} put only this on its device: {what}"[:200]
         require(enough, only, "the model and its images")
+    mine = []
+    for rank in range(len(own)):
+        mine.append([value[7 * rank : 7 * rank + 7] for value in both])
     compare(ranks, learnt(state, steps_of(mine, 4), 0.8))
 
 
@@ -426,12 +471,14 @@ def test_10a_buffers(world_size):
     state = learns | {"norm.running_mean": floats(5), "norm.running_var": floats(5) ** 2 + 0.5}
     state["norm.num_batches_tracked"] = torch.tensor(0)
     # Images of another brightness and contrast on each rank, as from another camera.
-    parts = enumerate(pictures(*[12] * world_size))
-    parts = [(images * (1 + rank) + 2 * rank, labels) for rank, (images, labels) in parts]
+    parts = []
+    for rank, (images, labels) in enumerate(pictures(*[12] * world_size)):
+        parts.append((images * (1 + rank) + 2 * rank, labels))
     test = floats(5, 6) + 1
     ranks = trained(state, parts, batch_size=4, lr=0.3, test_images=test)
     expected = learnt(learns, steps_of(parts, 4), 0.3)
     compare(ranks, expected)
+
     running = running_of(learns, state, parts)
     mean = [sum(kept) / world_size for kept in zip(*running, strict=True)]
     results = [came["result"] for came in ranks]
@@ -439,19 +486,19 @@ def test_10a_buffers(world_size):
         words = f"ranks 0 and {world_size - 1} give different answers for the same images"
         is_same = torch.allclose(results[0], results[-1], rtol=0, atol=1e-4)
         require(is_same, words, "the same answers on all ranks")
-        is_first = torch.allclose(
-            results[0].double(), answers(expected.state, test, running[0]), rtol=0, atol=1e-4
-        )
+        of_rank_0 = answers(expected.state, test, running[0])
+        is_first = torch.allclose(results[0].double(), of_rank_0, rtol=0, atol=1e-4)
         words = "all ranks answer with running_mean and running_var of rank 0"
         require(not is_first, words, "with the means over all ranks")
     for rank, came in enumerate(ranks):
         what = f"the answers that rank {rank} returns"
         close(what, came["result"], answers(expected.state, test, mean), 1e-4, 1)
+    total = 3 * torch.cat([images for images, _ in parts]).mean(0)
     for rank, came in enumerate(ranks):
         for name, value in zip(("norm.running_mean", "norm.running_var"), mean, strict=True):
             close(f"{name} of the model of rank {rank} at the end", came["state"].get(name), value, 1e-4, 1)
         what = f"total, a buffer with persistent=False, of the model of rank {rank} at the end"
-        close(what, came["total"], 3 * torch.cat([images for images, _ in parts]).mean(0), 1e-4, 1)
+        close(what, came["total"], total, 1e-4, 1)
 
 
 def running_of(learns, state, parts):

@@ -114,8 +114,9 @@ def path_of(me, disk, name=SNAPSHOT):
 def save(student, me, given):
     for disk in given["disks"]:
         snapshot = path_of(me, disk)
-        for name in OTHERS if given.get("others") else ():
-            (snapshot.parent / name).write_text(f"{name} is a file of another run")
+        if given.get("others"):
+            for name in OTHERS:
+                (snapshot.parent / name).write_text(f"{name} is a file of another run")
         student.save(snapshot, trained(given), len(given["history"]), me.rank)
 
 
@@ -198,6 +199,7 @@ def train(student, me, given):
         if given["other_dies"]:  # without its gradients, this rank cannot go on
             return str(error)
         raise
+    # A dict that a rank sends has words for keys, and these are numbers.
     losses = [[*one] for one in losses.items()] if isinstance(losses, dict) else None
     return {"losses": losses, "weights": facts(parts)["weights"]}
 
@@ -225,7 +227,8 @@ def rate_after(epoch, epochs):
 def right(state, history):
     """Weights, and the learning rate of the next epoch."""
     weights = {name: value.clone() for name, value in state.items()}
-    optimizer = Optimizer("SGD", [weights[name] for name in SHAPES if name != "scale"], {"momentum": 0.9})
+    learning = [weights[name] for name in SHAPES if name != "scale"]
+    optimizer = Optimizer("SGD", learning, {"momentum": 0.9})
     for epoch, gradients in enumerate(history):
         for name, value in weights.items():
             value.grad = gradients[name]
@@ -241,8 +244,9 @@ def listed(names):
 def look_into(*disks):
     """By a run without the student's code. A content that is None is that of a folder."""
     found = run(read_folders, [disks], group=False, student=False, disk=True)[0]
-    for one in (one for files in found.values() for one in files.values()):
-        one["bytes"] = None if one["bytes"] is None else one["bytes"].numpy().tobytes()
+    for files in found.values():
+        for one in files.values():
+            one["bytes"] = None if one["bytes"] is None else one["bytes"].numpy().tobytes()
     return found
 
 
@@ -255,7 +259,8 @@ def check_load(history, epochs, world_size=1):
         for (epoch, words), got in zip(epochs.values(), came, strict=True):
             tried(words)
             same(f"{on} what load returns", got["first"], epoch + 1)
-            state, past = (history if epoch else jobs[rank])["state"], history["history"][:epoch]
+            state = history["state"] if epoch else jobs[rank]["state"]
+            past = history["history"][:epoch]
             counted = f"{on} what `epoch`, a fourth part, has counted after load"
             same(counted, got["loaded"]["steps"], len(past))
             for now, after, which, history_then in (
@@ -270,7 +275,8 @@ def check_load(history, epochs, world_size=1):
 
 def test_1a_rank_0_saves():
     """3 processes, each with its own disk, save after epoch 1"""
-    history, names = a_history(), ["disk-0", "disk-1", "disk-2"]
+    history = a_history()
+    names = ["disk-0", "disk-1", "disk-2"]
     run(save, [until(history, 1, name) for name in names], disk=True)
     first, *rest = look_into(*names).values()
     came = f"the disk of rank 0 has {listed(first)}"
@@ -291,7 +297,8 @@ def test_2a_every_process_restores_all_parts():
 def test_1b_a_kill_at_any_moment():
     """One process saves after epoch 1, another after epoch 2, to the same path, in a folder that has files of
     other runs"""
-    history, files = a_history(), []
+    history = a_history()
+    files = []
     for epoch in (1, 2):
         run(save, [until(history, epoch, "disk", others=True)], disk=True)
         there = look_into("disk")["disk"]
@@ -305,17 +312,21 @@ def test_1b_a_kill_at_any_moment():
     came = f"the second save wrote into the file of the first: {SNAPSHOT} has the same inode as before"
     wanted = "a temporary file that is renamed: until then, the old file stays complete"
     require(old["inode"] != new["inode"], came, wanted)
+
     run(save, [until(history, 1, "before")], disk=True)
     killed = killed_at_each_moment(history, new["size"])
     before, *there = look_into("before", *killed).values()
-    before, epochs = before[SNAPSHOT], {}
+    before = before[SNAPSHOT]
+    epochs = {}
     complete = f"the {before['size']} bytes of epoch 1, until epoch 2 is completely written"
     for (disk, words), found in zip(killed.items(), there, strict=True):
         tried(words)
         require(SNAPSHOT in found, f"{SNAPSHOT} is gone", "the snapshot of epoch 1, until it is replaced")
-        size, is_old = found[SNAPSHOT]["size"], found[SNAPSHOT]["bytes"] == before["bytes"]
+        size = found[SNAPSHOT]["size"]
+        is_old = found[SNAPSHOT]["bytes"] == before["bytes"]
         require(is_old or size >= 0.98 * new["size"], f"{SNAPSHOT} has {size} bytes", complete)
         epochs[disk] = (1 if is_old else 2, f"{words}; then load in another process")
+
     # A rename works only inside one file system, and the folder of a job is often on another one.
     outside = [name for name, one in look_into(".")["."].items() if one["bytes"] is not None]
     came = f"a save that was killed has left {listed(outside)} outside of the folder of `snapshot`"
@@ -344,24 +355,32 @@ def temporary_files(events):
 def killed_at_each_moment(history, size):
     """Saves after epoch 2 over the snapshot of epoch 1, each killed, before a file event or while bytes are
     written. Returns the folders, with words for each."""
-    given, words = until(history, 2, copy="before"), "a save after epoch 2, killed"
+    words = "a save after epoch 2, killed"
+    given = until(history, 2, copy="before")
     other = given | {"disk": "other", "name": OTHER_RUN}
     events, of_other = run(save_and_die, [given | {"disk": "whole"}, other], group=False, disk=True)
     require(events, "it was not killed, since it renamed no file", "a temporary file that is renamed")
     both = temporary_files(events) & temporary_files(of_other)
     wanted = "temporary files with different names, or two runs in one folder disturb each other"
     require(not both, f"saves of {SNAPSHOT} and of {OTHER_RUN} both write to {listed(both)}", wanted)
-    jobs = {f"{words} just before it {event}": {"at": at} for at, event in enumerate(events[:MOST_EVENTS], 1)}
+
+    jobs = {}
+    for at, event in enumerate(events[:MOST_EVENTS], 1):
+        jobs[f"{words} just before it {event}"] = {"at": at}
     jobs[f"{words} after half of {size} bytes are written"] = {"largest": size // 2}
     tried(f"{words} when it opens, renames or removes a file, or while it writes")
     inputs = [given | how | {"disk": f"killed-{number}"} for number, how in enumerate(jobs.values())]
     ended = run(save_and_die, inputs, group=False, disk=True, dies=range(len(jobs)))
-    ways = zip(jobs, inputs, ended, strict=True)
-    return {one["disk"]: what for what, one, came in ways if came is None}
+    killed = {}
+    for what, one, came in zip(jobs, inputs, ended, strict=True):
+        if came is None:
+            killed[one["disk"]] = what
+    return killed
 
 
 def test_2b_no_snapshot_or_half_of_one():
-    history, killed = a_history(), "was killed when half of it was written; then load in another process"
+    history = a_history()
+    killed = "was killed when half of it was written; then load in another process"
     check_load(history, {"empty": (0, "load in an empty folder")})
     run(save, [until(history, 1, "before")], disk=True)
     run(save, [until(history, 3, "later")], disk=True)
@@ -372,8 +391,8 @@ def test_2b_no_snapshot_or_half_of_one():
         "second": (1, f"a save after epoch 2 {killed}, {beside}"),
     }
     tried("load in folders in which a save was killed when half of it was written")
-    jobs = [{"disk": "first", "copy": None}, {"disk": "second", "copy": "before"}]
-    jobs = [until(history, 2, largest=half) | one for one in jobs]
+    given = until(history, 2, largest=half)
+    jobs = [given | {"disk": "first", "copy": None}, given | {"disk": "second", "copy": "before"}]
     run(save_and_die, jobs, group=False, disk=True, dies=[0, 1])
     # What a save does to the snapshot itself is a check of its own: here it is as if it had not touched it.
     run(put_back, [{"first": None, "second": "before"}], group=False, student=False, disk=True)
@@ -400,13 +419,17 @@ class Training:
     """4 epochs of 3 steps in one process, without a snapshot: what two ranks must come to."""
 
     def __init__(self):
-        self.state, self.images, self.labels = a_state(), floats(24, 6), integers(0, 3, 24)
-        orders = [torch.randperm(24) for _ in range(4)]
-        self.orders, self.losses = [[one[rank::2] for one in orders] for rank in range(2)], [{}, {}]
+        self.state = a_state()
+        self.images = floats(24, 6)
+        self.labels = integers(0, 3, 24)
+        whole = [torch.randperm(24) for _ in range(4)]  # of both ranks
+        self.orders = [[order[0::2] for order in whole], [order[1::2] for order in whole]]
+        self.losses = [{}, {}]
         model = Model(self.state)
         optimizer = Optimizer("SGD", model.parameters(), {"momentum": 0.9})
         for epoch in range(1, 5):
-            optimizer.options["lr"], sums = rate_after(epoch - 1, 4), torch.zeros(2)
+            optimizer.options["lr"] = rate_after(epoch - 1, 4)
+            sums = torch.zeros(2)
             for place in range(3):
                 batches = [own[epoch - 1].split(4)[place] for own in self.orders]
                 losses = [cross_entropy(model(self.images[one]), self.labels[one]) for one in batches]
@@ -423,19 +446,24 @@ class Training:
         for the images of the epochs before."""
         images = torch.cat([self.images, torch.full((1, 6), float("nan"))])
         labels = torch.cat([self.labels, self.labels[:1]])
-        given, jobs = {"disk": disk, "images": images, "labels": labels}, []
+        jobs = []
         for rank, own in enumerate(self.orders):
+            state = a_state() if after else self.state
             orders = [torch.full((12,), 24)] * after + own[after:]
-            given |= {"state": a_state() if after else self.state, "orders": orders}
-            jobs.append(given | {"die_in": die_in if rank else None, "other_dies": die_in and not rank})
+            given = {"disk": disk, "images": images, "labels": labels, "state": state, "orders": orders}
+            if rank == 1:
+                jobs.append(given | {"die_in": die_in, "other_dies": False})
+            else:
+                jobs.append(given | {"die_in": None, "other_dies": die_in is not None})
         return jobs
 
     def goes_on_to_its_end(self, disk, after=0):
+        expected = list(range(after + 1, 5))
+        last = "" if expected else ", although the last one had ended,"
         for rank, came in enumerate(run(train, self.jobs(disk, after), disk=True)):
-            on, expected = f"on rank {rank},", list(range(after + 1, 5))
+            on = f"on rank {rank},"
             wanted = "a dict: the number of each epoch, and its loss"
             require(came["losses"] is not None, f"{on} train returns no dict", wanted)
-            last = ", although the last one had ended," * (not expected)
             losses = dict(came["losses"])
             same(f"{on} the list of epochs trained{last}", sorted(losses), expected)
             for epoch, loss in losses.items():

@@ -60,11 +60,13 @@ def place(me, name):
 
 def leaves(value, place=""):
     """Tensors, numbers, words and None in nested dicts and lists, each with its place: ['more'][0]."""
-    if isinstance(value, dict | list | tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        parts = [leaves(item, f"{place}[{key!r}]") for key, item in items]
-        return {name: leaf for part in parts for name, leaf in part.items()}
-    return {place: value}
+    if not isinstance(value, dict | list | tuple):
+        return {place: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    found = {}
+    for key, item in items:
+        found |= leaves(item, f"{place}[{key!r}]")
+    return found
 
 
 def answer_of_load(came):
@@ -131,7 +133,8 @@ def save_and_die(student, me, given):
 
 def load(student, me, given):
     """What load returns for each folder, and what it writes to stderr, but for torch's own warnings."""
-    found, before = [], os.dup(2)
+    found = []
+    before = os.dup(2)
     for name in given["folders"]:
         with tempfile.TemporaryFile(dir=me.disk) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.")
@@ -168,11 +171,14 @@ class Model(nn.Module):
 
 
 def batches(student, me, cases):
-    before, found = torch.get_rng_state(), []
+    before = torch.get_rng_state()
+    found = []
+    kinds = set()
     for one in cases:
-        found.append(list(student.batches_from(one["step"], one["count"], one["job"])))
-    kinds = sorted({type(batch).__name__ for some in found for batch in some})
-    return {"batches": found, "kinds": kinds, "untouched": before.equal(torch.get_rng_state())}
+        some = list(student.batches_from(one["step"], one["count"], one["job"]))
+        found.append(some)
+        kinds.update(type(batch).__name__ for batch in some)
+    return {"batches": found, "kinds": sorted(kinds), "untouched": before.equal(torch.get_rng_state())}
 
 
 def train(student, me, given):
@@ -189,7 +195,10 @@ def train(student, me, given):
         file_events(given["at"])
     folder = place(me, given["folder"])
     losses = student.train(folder, given["job"], model, optimizer, given["images"], given["labels"])
-    memory = {name: optimizer.state.get(p, {}).get("momentum_buffer") for name, p in model.named_parameters()}
+    memory = {}
+    for name, parameter in model.named_parameters():
+        memory[name] = optimizer.state.get(parameter, {}).get("momentum_buffer")
+    # A dict that a rank sends has words for keys, and these are numbers.
     losses = [[*one] for one in losses.items()] if isinstance(losses, dict) else losses
     return {"losses": losses, "model": dict(model.state_dict()), "momentum": memory, "random": torch.rand(8)}
 
@@ -197,7 +206,9 @@ def train(student, me, given):
 def save_together(student, me, given):
     """Saves of all ranks, each with a disk of its own. The disk of rank 0 is slow, or a rank that does not
     wait for it would not be found out."""
-    disk, there, flush = place(me, f"{given['disk']}-{me.rank}"), [], os.fsync
+    disk = place(me, f"{given['disk']}-{me.rank}")
+    there = []
+    flush = os.fsync
 
     def slow(descriptor):
         time.sleep(0.05)
@@ -263,10 +274,13 @@ def listed(names):
 
 def look_into(*folders):
     """Name and content of each file, by a run without the student's code. A folder in it is None."""
+    (found,) = run(read_folders, [folders], group=False, student=False, disk=True)
     contents = []
-    for files in run(read_folders, [folders], group=False, student=False, disk=True)[0].values():
-        files = {name: one["bytes"] for name, one in files.items()}
-        contents.append({name: one if one is None else one.numpy().tobytes() for name, one in files.items()})
+    for files in found.values():
+        contents.append({})
+        for name, one in files.items():
+            data = one["bytes"]
+            contents[-1][name] = None if data is None else data.numpy().tobytes()
     return contents
 
 
@@ -295,7 +309,8 @@ def loaded(where, came, expected, name="load"):
     require(words != came, f"{where} {name} returns {words}", f"(step, state) of {name_of(step)}")
     same(f"{where} the step that {name} returns", came[0], step)
     state = expected["state"] | {"numbered": NUMBERED} if expected["numbered"] else expected["state"]
-    what, parts = f"{where} the state of step {step} that {name} returns", leaves(state)
+    parts = leaves(state)
+    what = f"{where} the state of step {step} that {name} returns"
     same(f"{what}: the list of its parts", sorted(came[1]), sorted(parts))
     for at, right in parts.items():
         if isinstance(right, torch.Tensor):
@@ -311,7 +326,8 @@ SAY_NOTHING |= {"trying", "try", "tries", "using", "one", "before", "previous", 
 
 def refused_aloud(said, *names):
     """In one line for each of these files, which has its name and a reason. Returns the reasons."""
-    lines, reasons = [line for line in said.splitlines() if line.strip()], []
+    lines = [line for line in said.splitlines() if line.strip()]
+    reasons = []
     for name in names:
         mine = [line for line in lines if name in line]
         require(mine, f"no line on stderr contains {name}", f"a line that says that {name} is refused")
@@ -328,10 +344,14 @@ def check_refused(job, mine, files, expected):
     """load refuses each of these files beside `mine`, and returns what is expected. `files`: words for each
     file, its name and its content. Returns the reasons."""
     # Any other word on stderr counts as a reason: the folder's name is not to have one.
-    put({f"with-{name}": mine | {name: content} for _, name, content in files} | {"ran": {}})
-    found, reasons = load_all(job, *(f"with-{name}" for _, name, _ in files)), []
+    folders = {}
+    for _, name, content in files:
+        folders[f"with-{name}"] = mine | {name: content}
+    put(folders | {"ran": {}})
+    found = load_all(job, *folders)
     (ran,) = look_into("ran")
     require(not ran, f"load has run the code in {listed(ran)}", "no code from a file is run")
+    reasons = []
     for (words, name, _), (came, said) in zip(files, found, strict=True):
         tried(f"steps 1 and 2, and {name}: {words}")
         loaded(f"beside {words},", came, expected)
@@ -343,7 +363,8 @@ def check_refused(job, mine, files, expected):
 
 
 def test_1a_two_newest_snapshots():
-    steps, left = (1, 9, 10, 12_345_678, 12_345_678, 5), [[1], [1, 9], [9, 10], *[[10, 12_345_678]] * 3]
+    steps = (1, 9, 10, 12_345_678, 12_345_678, 5)
+    left = [[1], [1, 9], [9, 10], *[[10, 12_345_678]] * 3]  # after each save
     folders = [f"{number} saves" for number in range(1, 6)] + ["6 saves [some not mine]"]
     others = ["notes.txt", "best.snapshot", "snapshot.tmp", "temporary", "tmp", "notes~", ".part"]
     others += ["best.temporary", f"{name_of(3)}.refused", f"{name_of(3)}.2.refused", f"old-{name_of(7)}"]
@@ -351,22 +372,29 @@ def test_1a_two_newest_snapshots():
     put({folders[-1]: dict.fromkeys([*others, old], b"mine")})
     job = a_job()
     tried(f"saves after the steps {', '.join(map(str, steps))}, in this order")
-    one(save, [save for count, name in enumerate(folders, 1) for save in saves(name, job, *steps[:count])])
+    given = []
+    for count, folder in enumerate(folders, 1):
+        given += saves(folder, job, *steps[:count])
+    one(save, given)
     for count, files, expected in zip(range(1, 7), look_into(*folders), left, strict=True):
-        words, what, new = f"saves after the steps {', '.join(map(str, steps[:count]))}", "", {*files}
+        words = f"saves after the steps {', '.join(map(str, steps[:count]))}"
         tried(f"{words}, in this order")
+        what = ""
+        new = {*files}
         if count == 6:
             tried(f"{words}, in a folder with {listed(others)}")
             for name in others:
                 is_mine = files.get(name) == b"mine"
                 require(is_mine, f"{name} is gone or was overwritten", "the file is left alone")
-            what, new = " beside notes.txt and the others", new - {*others, old}
+            what = " beside notes.txt and the others"
+            new -= {*others, old}
         same(f"the list of files in the folder{what}", sorted(new), sorted(map(name_of, expected)))
 
 
 def test_1b_on_the_disk_before_it_gets_its_name():
     """Two saves; each fsync in the second save is recorded"""
-    flushed, name = one(save, saves("snapshots", a_job(), 1, 2)), name_of(2)
+    name = name_of(2)
+    flushed = one(save, saves("snapshots", a_job(), 1, 2))
     (files,) = run(read_folders, [["snapshots"]], group=False, student=False, disk=True)
     there = files["snapshots"][name]
     require(flushed, "os.fsync was not called", "a call on the file, before the file gets its name")
@@ -412,30 +440,37 @@ def test_2a_the_newest_exactly():
 
 def test_1c_a_kill_at_any_moment():
     """Saves of steps 1, 2 and 3, none killed"""
-    job, state = a_job(), a_state()
+    job = a_job()
+    state = a_state()
     given = saves("before", job, 1, 2)
     one(save, given)
-    inputs = {"job": job, "state": state}
-    wholes = {step: inputs | {"step": step, "to": f"whole-{step}"} for step in (3, 2)}
-    events = {step: one(save_and_die, given)[:MOST_EVENTS] for step, given in wholes.items()}
+    common = {"job": job, "state": state}
+    events = {}
+    for step in (3, 2):
+        whole = common | {"step": step, "to": f"whole-{step}"}
+        events[step] = one(save_and_die, whole)[:MOST_EVENTS]
     before, whole = look_into("before", "whole-3")
     came = "save has opened no file with open(), and renamed and removed none: there was no moment to kill it"
     require(events[3], came, "a temporary file that you open and write yourself, and then a rename")
-    size, jobs = len(whole[name_of(3)]), {}
+
+    size = len(whole[name_of(3)])
+    jobs = {}  # words, and what differs between the saves
     for step, moments in events.items():
+        saved = "step 2 again" if step == 2 else "step 3"
         for at, event in enumerate(moments, 1):
-            saved = "step 2 again" if step == 2 else "step 3"
             jobs[f"SIGKILL just before a save of {saved} {event}"] = {"step": step, "at": at}
     cut = f"a save of step 3 that ends after writing {size // 2} of {size} bytes"
     jobs[cut] = {"step": 3, "largest": size // 2}
     folders = [f"killed-{number}" for number in range(len(jobs))]
-    inputs = [inputs | how | {"to": to} for how, to in zip(jobs.values(), folders, strict=True)]
+    inputs = [common | how | {"to": to} for how, to in zip(jobs.values(), folders, strict=True)]
     tried("SIGKILL in saves of step 3, and of step 2 again")
     ended = run(save_and_die, inputs, group=False, disk=True, dies=range(len(inputs)))
     tried(cut)
     wanted = "all bytes written (os.write may write less than it is given, and returns how much)"
     require(ended[-1] is None, "save returned as if it had written everything", wanted)
-    there, expected = look_into(*folders), []
+
+    there = look_into(*folders)
+    expected = []
     for (words, how), files in zip(jobs.items(), there, strict=True):
         tried(words)
         foreign = [name for name in files if not name.startswith("step-")]
@@ -446,14 +481,21 @@ def test_1c_a_kill_at_any_moment():
         may_be = {*map(name_of, (1, 2, how["step"]))}
         came = f"afterwards the folder has {listed(names)}"
         require(len(names) >= 2 and names <= may_be, came, f"two or more of {listed(may_be)}")
-        old = name_of(3) not in files if how["step"] == 3 else files[name_of(2)] == before[name_of(2)]
-        expected.append(given[1] if old else given[1] | {"step": how["step"], "state": state})
+        is_old = name_of(3) not in files
+        if how["step"] == 2:
+            is_old = files[name_of(2)] == before[name_of(2)]
+        newest = given[1] if is_old else given[1] | {"step": how["step"], "state": state}
+        expected.append(newest)
+
     tried("load in each folder in which a save was killed")
     for words, (came, _), right in zip(jobs, load_all(job, *folders), expected, strict=True):
         tried(f"{words}; then load in another process")
         loaded("afterwards", came, right)
     tried("one more save in each folder in which a save was killed")
-    one(save, [one for folder in folders for one in saves(folder, job, 4)])
+    more = []
+    for folder in folders:
+        more += saves(folder, job, 4)
+    one(save, more)
     for words, files in zip(jobs, look_into(*folders), strict=True):
         is_tidy = name_of(4) in files and len(files) == 2 and name_of(1) not in files
         came = f"after {words} and one more save, of step 4, the folder has {listed(files)}"
@@ -465,16 +507,21 @@ def prepare(*others):
     the files of all folders."""
     job = a_job()
     given = saves("snapshots", job, 1, 2)
-    more = [one for name, step, change in others for one in saves(name, change(job), step)]
+    folders = ["snapshots"]
+    more = []
+    for folder, step, change in others:
+        folders.append(folder)
+        more += saves(folder, change(job), step)
     one(save, [*given, *more])
-    return job, given, look_into("snapshots", *(name for name, *_ in others))
+    return job, given, look_into(*folders)
 
 
 def test_2b_cut_or_damaged():
     """Steps 1 and 2, with the snapshot of step 2 cut short anywhere, or with damaged bytes"""
     job, given, (files,) = prepare()
     first, data = files[name_of(1)], files[name_of(2)]
-    size, damaged = len(data), {}  # words, and what is left of the file
+    size = len(data)
+    damaged = {}  # words, and what is left of the file
     for cut in sorted({0, 1, 8, size - 1, *integers(0, size, 10).tolist()}):
         damaged[f"of which {cut or 'no'} of {size} bytes are left"] = data[:cut]
     # Most other bytes of a small file are torch's own: without this, many draws would hit no number at all.
@@ -489,6 +536,7 @@ def test_2b_cut_or_damaged():
         words = f"of which byte {at + 1} of {size} has a different bit"
         damaged[words] = data[:at] + flipped + data[at + 1 :]
     damaged[f"of which the second half of {size} bytes is zero"] = data[: size // 2] + bytes(size - size // 2)
+
     cases = [{name_of(1): first, name_of(2): one} for one in (data[: size // 2], *damaged.values())]
     cases.append({name_of(1): first[: size // 2], name_of(2): data[: size // 3]})
     put({f"{number}": case for number, case in enumerate(cases)})
@@ -515,8 +563,9 @@ def test_2c_foreign_snapshots():
     torch.save({"weights": torch.ones(3)}, buffer)
     tried("steps 1 and 2, and newer files that are not snapshots of this job")
     job, given, (mine, *theirs) = prepare(*others)
-    names = [(words, name_of(step)) for words, step, _ in others]
-    files = [(words, name, there[name]) for (words, name), there in zip(names, theirs, strict=True)]
+    files = []
+    for (words, step, _), there in zip(others, theirs, strict=True):
+        files.append((words, name_of(step), there[name_of(step)]))
     files.append(("a text", name_of(21), b"step 7 of my other program\n" * 40))
     files.append(("a tensor in a file of torch.save", name_of(22), buffer.getvalue()))
     files.append(("a file that the system refuses to read", name_of(23), None))
@@ -534,7 +583,8 @@ def test_2d_no_code_is_run():
     tried("your own save, with a state that contains an object which runs code when it is loaded")
     job, given, (mine,) = prepare()
     one(save_hostile, job)
-    own, buffer = look_into("own")[0].get(name_of(21)), io.BytesIO()
+    own = look_into("own")[0].get(name_of(21))
+    buffer = io.BytesIO()
     torch.save({"step": 9, "job": {}, "state": {"weights": RunsCode(f"ran/{name_of(22)}")}}, buffer)
     files = [("a file of torch.save that runs code when it is loaded", name_of(22), buffer.getvalue())]
     if own is not None:
@@ -614,8 +664,12 @@ class Training:
     def __init__(self):
         # 22 images: 6 steps in an epoch, the last with 2 images.
         self.job = {"epochs": 2, "batch_size": 4, "every": 2, "seed": a_number()}
-        self.images, self.labels, self.batches = floats(22, 6), integers(0, 3, 22), batches_of(22, self.job)
-        self.random, self.weights, self.losses = a_number(), some_weights(), {}
+        self.images = floats(22, 6)
+        self.labels = integers(0, 3, 22)
+        self.batches = batches_of(22, self.job)
+        self.random = a_number()
+        self.weights = some_weights()
+        self.losses = {}
         with torch.random.fork_rng():
             torch.manual_seed(self.random)
             model = Model(self.weights)
@@ -634,24 +688,30 @@ class Training:
     def job_after(self, step, **more):
         """For a process that goes on after a step: it gets other weights, options, and random numbers."""
         given = {"job": self.job, "images": self.images, "labels": self.labels, "folder": "snapshots"}
-        begin = {"weights": self.weights, "random": self.random, "lr": 0.1, "momentum": 0.9}
+        # Other weights are drawn also for step 0, or all that is drawn later would change.
         other = {"weights": some_weights(), "random": self.random + step, "lr": 0.5, "momentum": 0.2}
-        return given | (other if step else begin) | more
+        if step == 0:
+            other = {"weights": self.weights, "random": self.random, "lr": 0.1, "momentum": 0.9}
+        return given | other | more
 
     def newest(self):
         """The step of the newest snapshot, 0 if there is none."""
         (there,) = look_into("snapshots")
-        return max(step for step in range(len(self.batches) + 1) if step == 0 or name_of(step) in there)
+        newest = 0
+        for step in range(1, len(self.batches) + 1):
+            if name_of(step) in there:
+                newest = step
+        return newest
 
     def ends_as_it_must(self, came, after):
         expected = {step: loss for step, loss in self.losses.items() if step > after}
         losses = dict(came["losses"])
         same("the steps that were taken", sorted(losses), sorted(expected))
-        pairs = {f"the loss of step {step}": (losses[step], loss) for step, loss in expected.items()}
+        for step, loss in expected.items():
+            close(f"the loss of step {step}", losses[step], loss, relative=2e-4, scale=1.0)
         for of, key, values in (("", "model", self.state), ("the momentum of ", "momentum", self.momentum)):
-            pairs |= {f"{of}{name} in the end": (came[key].get(name), one) for name, one in values.items()}
-        for what, (got, right) in pairs.items():
-            close(what, got, right, relative=2e-4, scale=1.0)
+            for name, right in values.items():
+                close(f"{of}{name} in the end", came[key].get(name), right, relative=2e-4, scale=1.0)
         close("the next random numbers", came["random"], self.next_random)
 
 
@@ -673,7 +733,8 @@ def test_3b_one_curve():
 
 
 def test_3c_several_kills():
-    training, after, number = Training(), 0, 0
+    training = Training()
+    after = 0
     for number, kind in enumerate(("file", "step", "file", "step"), 1):
         at = 1 + a_number(8)
         when = f"at its file event {at}" if kind == "file" else "in its fourth step"
@@ -682,7 +743,8 @@ def test_3c_several_kills():
         end = {"at": at} if kind == "file" else {"die_in": 4}
         if one(train, training.job_after(after, **end), dies=[0]) is not None:
             break
-        before, after = after, training.newest()
+        before = after
+        after = training.newest()
         least = before if kind == "file" else (before + 3) // 2 * 2
         came = f"afterwards, the newest snapshot is of step {after}"
         require(after >= least, came, f"step {least} or later")
@@ -733,9 +795,11 @@ def test_4a_rank_0_saves_all_states(world_size):
 def test_4b_all_go_on_from_what_rank_0_finds():
     """4 processes save steps 1 and 2"""
     job, given = save_all("disk", 4)
-    (there,), first, second = look_into("disk-0"), name_of(1), name_of(2)
+    first, second = name_of(1), name_of(2)
+    (there,) = look_into("disk-0")
     require(second in there, f"the disk of rank 0 has {listed(there)}", second)
-    half, head = there[second][: len(there[second]) // 2], there[second][:9]
+    half = there[second][: len(there[second]) // 2]
+    head = there[second][:9]
     torn = {"torn-0": there | {second: half}, "torn-1": there | {second: head}}
     torn["torn-3"] = {second: there[second]}
     put(torn | {"none-0": {}, "none-1": there, "none-2": {first: there[first]}})

@@ -17,7 +17,6 @@
 """
 
 import copy
-import itertools
 import random
 from types import SimpleNamespace
 
@@ -42,14 +41,17 @@ def begin(given):
     parameters = [nn.Parameter(weight.clone()) for weight in given["weights"]]
     for number in given.get("frozen", []):
         parameters[number].requires_grad_(False)
-    for parameter in parameters if given.get("columns") else ():
-        if parameter.ndim > 1:  # in memory column by column, as channels_last
-            parameter.data = parameter.data.mT.contiguous().mT
+    if given.get("columns"):
+        for parameter in parameters:
+            if parameter.ndim > 1:  # in memory column by column, as channels_last
+                parameter.data = parameter.data.mT.contiguous().mT
     if "groups" not in given:
         return parameters, (parameter for parameter in parameters)  # as model.parameters() does
-    return parameters, [
-        {**group, "params": [parameters[n] for n in group["params"]]} for group in given["groups"]
-    ]
+
+    groups = []
+    for group in given["groups"]:
+        groups.append({**group, "params": [parameters[number] for number in group["params"]]})
+    return parameters, groups
 
 
 def make(student, given, groups):
@@ -60,8 +62,10 @@ def groups(student, me, given):
     """The groups with numbers for parameters; -1 is a tensor that is not one of them."""
     parameters, mine = begin(given)
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-    made = make(student, given, mine).param_groups
-    return [{**group, "params": [numbers.get(id(one), -1) for one in group["params"]]} for group in made]
+    found = []
+    for group in make(student, given, mine).param_groups:
+        found.append({**group, "params": [numbers.get(id(one), -1) for one in group["params"]]})
+    return found
 
 
 def train(student, me, given):
@@ -80,13 +84,17 @@ def train(student, me, given):
         optimizer.load_state_dict(whole)
     if "gamma" in given:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, given["gamma"])
-    weights, left = [], []
+
+    weights = []  # after each step
+    left = []  # which parameters have a gradient after zero_grad()
     for number, gradients in enumerate(given["gradients"]):
         for step, group, name, value in given.get("changes", []):
             if step == number:
                 optimizer.param_groups[group][name] = value
         optimizer.zero_grad()
-        left += [n for n, p in enumerate(parameters) if p.grad is not None and p.grad.any()]
+        for place, parameter in enumerate(parameters):
+            if parameter.grad is not None and parameter.grad.any():
+                left.append(place)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.clone()
         optimizer.step()
@@ -95,9 +103,14 @@ def train(student, me, given):
         weights.append([parameter.detach().clone() for parameter in parameters])
         if given.get("whole") and number == 0:
             optimizer.state_dict()  # what is asked for in the middle must not change what comes
-    moved = [n for n, p in enumerate(parameters) if p.data_ptr() != memory[n].data_ptr()]
+
+    moved = []
+    for place, parameter in enumerate(parameters):
+        if parameter.data_ptr() != memory[place].data_ptr():
+            moved.append(place)
     changed = "state" in given and str(whole) != str(loaded(given["state"]))  # also by the steps since
-    whole, types = optimizer.state_dict() if given.get("whole") else None, []
+    whole = optimizer.state_dict() if given.get("whole") else None
+    types = []
     if isinstance(whole, dict):
         types = sorted({type(number).__name__ for number in whole["state"]})
         whole = {**whole, "state": {str(number): one for number, one in whole["state"].items()}}
@@ -114,11 +127,10 @@ def loaded(whole):
 def adam_state(optimizer):
     """What Adam may have for these parameters."""
     (group,) = optimizer.param_groups
-    state = {
-        number: {name: torch.ones_like(one) for name in ("exp_avg", "exp_avg_sq")}
-        | {"step": torch.tensor(1.0)}
-        for number, one in enumerate(group["params"])
-    }
+    state = {}
+    for number, one in enumerate(group["params"]):
+        averages = {"exp_avg": torch.ones_like(one), "exp_avg_sq": torch.ones_like(one)}
+        state[number] = {**averages, "step": torch.tensor(1.0)}
     return {"state": state, "param_groups": [{**group, "params": [*state]}]}
 
 
@@ -163,7 +175,9 @@ def large(student, me, given):
 
 def drawn(shapes=SHAPES, steps=3, **more):
     """Weights and gradients for a few steps; what an optimizer is to be made of comes in `more`."""
-    gradients = [[floats(*shape) for shape in shapes] for _ in range(steps)]
+    gradients = []
+    for _ in range(steps):
+        gradients.append([floats(*shape) for shape in shapes])
     return {"weights": [floats(*shape) for shape in shapes], "gradients": gradients, **more}
 
 
@@ -199,18 +213,20 @@ def make_float64(given, numbers):
 
 def check_train(given, world_size):
     """The ranks make the steps; the weights of each are those of the one optimizer."""
-    ranks, one = run(train, [given] * world_size), unsharded(train, given)
+    ranks = run(train, [given] * world_size)
+    one = unsharded(train, given)
     compare(ranks, given, one["weights"])
     return ranks, one
 
 
 def compare(ranks, given, expected):
-    for (step, weights), (rank, came) in itertools.product(enumerate(expected), enumerate(ranks)):
-        for number, weight in enumerate(weights):
-            dtype = given["weights"][number].dtype
-            what = f"parameter {number} on rank {rank} after step {step + 1}"
-            relative = 2e-5 if dtype == torch.float32 else 1e-10
-            close(what, came["weights"][step][number], weight, relative, dtype=dtype)
+    for step, weights in enumerate(expected):
+        for rank, came in enumerate(ranks):
+            for number, weight in enumerate(weights):
+                dtype = given["weights"][number].dtype
+                what = f"parameter {number} on rank {rank} after step {step + 1}"
+                relative = 2e-5 if dtype == torch.float32 else 1e-10
+                close(what, came["weights"][step][number], weight, relative, dtype=dtype)
     for rank, came in enumerate(ranks):
         words = f"on rank {rank}, the parameters {came['moved']} are in other memory after step()"
         require(came["moved"] == [], words, "parameters updated in place")
@@ -220,6 +236,13 @@ def compare(ranks, given, expected):
 
 def most_of_a_rank(sizes, world_size):
     return sum(sizes) / world_size + max(sizes)
+
+
+def are_ranks(owners, count, world_size):
+    """Whether this is a list of so many ranks."""
+    if not isinstance(owners, list) or len(owners) != count:
+        return False
+    return all(type(owner) is int and 0 <= owner < world_size for owner in owners)
 
 
 def test_1a_assigned_whole_and_evenly():
@@ -233,12 +256,12 @@ def test_1a_assigned_whole_and_evenly():
     deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3], [[0, 3, 0], 2]]
     for (sizes, world_size), owners, others in zip(deals, *run(deal, [deals] * 2), strict=True):
         words = f"deal({sizes}, {world_size}) returns {owners}"
-        good = isinstance(owners, list) and len(owners) == len(sizes)
-        good = good and all(type(owner) is int and 0 <= owner < world_size for owner in owners)
+        good = are_ranks(owners, len(sizes), world_size)
         require(good, words, f"{len(sizes)} ranks from 0 to {world_size - 1}")
-        held, most = [0] * world_size, most_of_a_rank(sizes, world_size)
+        held = [0] * world_size
         for size, owner in zip(sizes, owners, strict=True):
             held[owner] += size
+        most = most_of_a_rank(sizes, world_size)
         wanted = f"no rank with more than {most:.1f} (average plus largest)"
         require(max(held) <= most, f"{words}: the ranks get {held} numbers", wanted)
         require(owners == others, f"{words} on rank 0 and {others} on rank 1", "the same on all ranks")
@@ -275,7 +298,8 @@ ONE = [
 def test_3a_weights_of_one_optimizer(world_size, optimizer, options, in_float64):
     """3 steps, the same gradients on all ranks"""
     given = drawn(optimizer=optimizer, options=options)
-    make_float64(given, range(len(SHAPES) * in_float64))
+    if in_float64:
+        make_float64(given, range(len(SHAPES)))
     check_train(given, world_size)
 
 
@@ -284,26 +308,33 @@ def test_3a_updated_by_the_owner():
     check_owners()
 
 
+def shifted(steps, by):
+    """The gradients of all steps, each number larger by so much."""
+    found = []
+    for gradients in steps:
+        found.append([gradient + by for gradient in gradients])
+    return found
+
+
 def check_owners(**more):
     given = drawn(steps=2, optimizer="SGD", options={"lr": 0.1, "momentum": 0.9}, **more)
-
-    def shifted(by):
-        return given | {"gradients": [[gradient + by for gradient in step] for step in given["gradients"]]}
-
     # So far apart that no parameter, however small, can seem to have another owner.
-    each, held = [shifted(by) for by in (0, 10, 50)], [0, 0, 0]
+    each = [given | {"gradients": shifted(given["gradients"], by)} for by in (0, 10, 50)]
     expected = [unsharded(train, one)["weights"][-1] for one in each]
     ends = [came["weights"][-1] for came in run(train, each)]
+    held = [0, 0, 0]
     for number, got in enumerate(ends[0]):
         for rank, end in enumerate(ends):
             close(f"parameter {number} on rank {rank} (one owner each)", end[number], got)
-        owners = [
-            rank for rank, one in enumerate(expected) if torch.allclose(got.double(), one[number], atol=1e-4)
-        ]
+        owners = []
+        for rank, one in enumerate(expected):
+            if torch.allclose(got.double(), one[number], atol=1e-4):
+                owners.append(rank)
         came = f"parameter {number} is not the result of any single rank's gradients"
         wanted = "on all ranks, the update that the owner computes from its own gradient"
         require(len(owners) == 1, came, wanted)
         held[owners[0]] += got.numel()
+
     most = most_of_a_rank([weight.numel() for weight in given["weights"]], 3)
     words = [f"{count} with the gradients of rank {rank}" for rank, count in enumerate(held) if count]
     came = f"of {sum(held)} numbers in all parameters, the ranks have updated {' and '.join(words)}"
@@ -397,9 +428,11 @@ def test_3e_what_has_no_gradient():
     options = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9}
     given = drawn(optimizer="SGD", options=options, frozen=[1, 4])
     for step, gradients in enumerate(given["gradients"]):
-        for number in (1, 3, *([0, 4] if step else [2])):
+        without = [1, 2, 3] if step == 0 else [0, 1, 3, 4]
+        for number in without:
             gradients[number] = None
-    for rank, came in enumerate(check_train(given, 3)[0]):
+    ranks, _ = check_train(given, 3)
+    for rank, came in enumerate(ranks):
         what = f"the list of parameters that still have a gradient after zero_grad() on rank {rank}"
         same(what, came["left"], [])
 
@@ -411,10 +444,9 @@ def test_3f_more_ranks_than_parameters():
 
 
 def by_hand(changes):
-    words = [
-        f"param_groups[{group}][{name!r}] = {value} before step {step + 1}"
-        for step, group, name, value in changes
-    ]
+    words = []
+    for step, group, name, value in changes:
+        words.append(f"param_groups[{group}][{name!r}] = {value} before step {step + 1}")
     return ", ".join(words)
 
 
@@ -422,8 +454,9 @@ def by_hand(changes):
 def test_3g_options_changed_by_hand():
     changes = [[1, 0, "lr", 0.01], [2, 1, "weight_decay", 0.5], [3, 0, "momentum", 0.1]]
     tried(f"2 processes, 4 steps of SGD; {by_hand(changes)}")
-    own, options = {"lr": 0.2, "momentum": 0.5}, {"lr": 0.1, "momentum": 0.9}
-    check_train(drawn(steps=4, optimizer="SGD", options=options, groups=grouped(**own), changes=changes), 2)
+    groups = grouped(lr=0.2, momentum=0.5)
+    options = {"lr": 0.1, "momentum": 0.9}
+    check_train(drawn(steps=4, optimizer="SGD", options=options, groups=groups, changes=changes), 2)
 
 
 def test_3g_options_changed_by_a_scheduler():
@@ -437,16 +470,16 @@ def check_saved(given, world_size):
     for rank, came in enumerate(ranks[1:], 1):
         same(f"state_dict() on rank {rank}", came["whole"], None)
     whole, expected = ranks[0]["whole"], one["whole"]
-    require(
-        isinstance(whole, dict), f"state_dict() on rank 0 is {whole}", "a dict with state and param_groups"
-    )
+    is_dict = isinstance(whole, dict)
+    require(is_dict, f"state_dict() on rank 0 is {whole}", "a dict with state and param_groups")
     same("the sorted list of keys of state_dict() on rank 0", sorted(whole), ["param_groups", "state"])
     same("the list of types of the keys of the state on rank 0", ranks[0]["types"], ["int"])
     what = "the sorted list of numbers of the parameters that have a state on rank 0"
     same(what, sorted(whole["state"]), sorted(expected["state"]))
     for number, values in expected["state"].items():
+        got = whole["state"][number]
         for name, value in values.items():
-            what, got = f"{name} in the state of parameter {number} on rank 0", whole["state"][number]
+            what = f"{name} in the state of parameter {number} on rank 0"
             require(name in got, f"{what} is not there", "the same as for one optimizer")
             close(what, got[name], value, scale=1e-3)
     check_groups("param_groups{} in the state", whole["param_groups"], expected["param_groups"])
@@ -481,15 +514,20 @@ def test_4b_and_continues_from_it(world_size, optimizer, options):
     about = {"optimizer": optimizer, "options": options, "groups": grouped(lr=0.03)}
     about |= {"whole": True, "gamma": 0.6}
     given = drawn(steps=2, changes=[[1, 0, "lr", 0.2], [1, 1, "weight_decay", 0.4]], **about)
-    given["gradients"][0][5] = given["gradients"][1][5] = None
+    for gradients in given["gradients"]:
+        gradients[5] = None
     one = unsharded(train, given)
-    state, before = one["whole"], [floats(*shape) for shape in SHAPES]
-    for values in state["state"].values():  # as a checkpoint of float32 parameters has it
-        values.update({name: value.float() for name, value in values.items()})
+    state = one["whole"]
+    before = [floats(*shape) for shape in SHAPES]
+    for values in state["state"].values():
+        for name in values:
+            values[name] = values[name].float()  # as a checkpoint of float32 parameters has it
     state["param_groups"][0]["lr"] = torch.tensor(state["param_groups"][0]["lr"])
+
     later = drawn(steps=2, state=state, before=before, **about)
     later["weights"] = [weight.float() for weight in one["weights"][-1]]
-    ranks, one = run(train, [later] * world_size), unsharded(train, later)
+    ranks = run(train, [later] * world_size)
+    one = unsharded(train, later)
     # A scheduler has added initial_lr: without it, no scheduler can go on in a new process.
     came, expected = ranks[0]["whole"]["param_groups"], one["whole"]["param_groups"]
     check_groups("param_groups{} after load_state_dict() and 2 steps", came, expected)

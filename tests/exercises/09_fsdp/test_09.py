@@ -71,8 +71,13 @@ def split(student, me, cases):
     """The flat tensor and all shards of some lists of tensors."""
     found = []
     for number, case in enumerate(cases):
-        tensors = [(by_columns(one) if case["columns"] else one).clone() for one in case["tensors"]]
-        tensors, world_size = (tuple, list)[number % 2](tensors), case["world_size"]
+        tensors = []
+        for tensor in case["tensors"]:
+            stored = by_columns(tensor) if case["columns"] else tensor
+            tensors.append(stored.clone())
+        if number % 2 == 0:
+            tensors = tuple(tensors)
+        world_size = case["world_size"]
         flat = student.flatten(tensors, world_size)
         shards = [student.split(tensors, rank, world_size) for rank in range(world_size)]
         for tensor in tensors:
@@ -83,8 +88,8 @@ def split(student, me, cases):
 
 def begin(student, given):
     skips = given.get("skips", [()] * len(given["units"]))
-    modules = [Layers(**one, skip=skip) for one, skip in zip(given["units"], skips, strict=True)]
     dtype = torch.bfloat16 if given.get("low") else torch.float32
+    modules = [Layers(**one, skip=skip) for one, skip in zip(given["units"], skips, strict=True)]
     return [student.Unit(module, dtype) for module in modules], modules
 
 
@@ -102,28 +107,45 @@ def use(student, me, given):
     for unit, shard in zip(units, given.get("shards", []), strict=False):
         with torch.no_grad():
             unit.shard.copy_(shard)
-    dtypes = [getattr(torch, name) for name in given.get("gather", [])]
-    answer["gathered"] = [[copied(unit.gather(dtype)) for unit in units] for dtype in dtypes]
+    answer["gathered"] = []
+    for name in given.get("gather", []):
+        dtype = getattr(torch, name)
+        answer["gathered"].append([copied(unit.gather(dtype)) for unit in units])
     if "look" in given:
         with torch.no_grad():
             answer["looked"] = copied(through(units, given["look"]))
     for batch in given.get("passes", []):
-        images, calls = by_columns(batch["images"]).requires_grad_(batch["leaf"]), len(me.calls)
-        output = through(units, images)
-        sent = me.sent(calls)
-        (output * by_columns(batch["slope"])).sum().backward()
-        came = {"output": copied(output), "images": images.grad, "sent": sent}
-        came["left alone"] = images.equal(batch["images"]) and images.requires_grad == batch["leaf"]
-        answer["passes"].append(came | {"shards": [copied(unit.shard.grad) for unit in units]})
-    if "together" in given:  # each unit is called twice before any backward
-        outputs = [through(units, batch["images"]) for batch in given["together"]]
-        pairs = zip(outputs, given["together"], strict=True)
-        answer["hooked"] = [[] for _ in units]
-        for unit, came in zip(units, answer["hooked"], strict=True):
-            unit.shard.register_hook(came.append)
-        sum((output * by_columns(batch["slope"])).sum() for output, batch in pairs).backward()
+        answer["passes"].append(one_pass(units, batch, me))
+    if "together" in given:
+        answer["hooked"] = both_together(units, given["together"])
     answer["state"] = [copied(unit.full_state()) for unit in units] if "state" in given else []
     return answer | {"computed": [sorted(module.computed) for module in modules]}
+
+
+def one_pass(units, batch, me):
+    """Forward and backward with one batch."""
+    images = by_columns(batch["images"]).requires_grad_(batch["leaf"])
+    calls = len(me.calls)
+    output = through(units, images)
+    sent = me.sent(calls)
+    (output * by_columns(batch["slope"])).sum().backward()
+    came = {"output": copied(output), "images": images.grad, "sent": sent}
+    came["left alone"] = images.equal(batch["images"]) and images.requires_grad == batch["leaf"]
+    return came | {"shards": [copied(unit.shard.grad) for unit in units]}
+
+
+def both_together(units, batches):
+    """Each unit is called twice before any backward. What a hook of each shard is given then."""
+    outputs = [through(units, batch["images"]) for batch in batches]
+    hooked = []
+    for unit in units:
+        hooked.append([])
+        unit.shard.register_hook(hooked[-1].append)
+    total = 0
+    for output, batch in zip(outputs, batches, strict=True):
+        total = total + (output * by_columns(batch["slope"])).sum()
+    total.backward()
+    return hooked
 
 
 def train(student, me, given):
@@ -150,7 +172,9 @@ def large(student, me, given):
         warm(torch.ones(2, 4)).sum().backward()
     del warm
     free_memory()
-    start, calls, held = me.memory(), len(me.calls), {}
+    start = me.memory()
+    calls = len(me.calls)
+    held = {}
 
     def note_memory(when):
         if when not in held:  # a module may compute again in backward: that is the same forward pass
@@ -169,11 +193,14 @@ def large(student, me, given):
         return {"held": held}
     output = through(units, torch.ones(4, LARGE[0]))
     note_memory("after forward")
-    forward, back = me.sent(calls), len(me.calls)
+    forward = me.sent(calls)
+    back = len(me.calls)
     output.sum().backward()
     note_memory("after backward")
-    begun = [call for call in me.calls if call.get("phase") == "begin"]
-    reduced = max([0, *(call["size"] for call in begun if call["event"] == "all_reduce")])
+    reduced = 0
+    for call in me.calls:
+        if call.get("phase") == "begin" and call["event"] == "all_reduce":
+            reduced = max(reduced, call["size"])
     return {"held": held, "sent": {"forward": forward, "backward": me.sent(back)}, "reduced": reduced}
 
 
@@ -187,11 +214,13 @@ def shapes_of(widths):
 def unit_of(*widths, unused=False):
     """What a body needs to build a module. Weights are such that tanh is neither a line nor saturated. On
     wish, it has one more parameter, which is a single number without dimensions and not used."""
-    state = {
-        name: floats(*shape) * (shape[1] ** -0.5 if shape[1:] else 0.1)
-        for name, shape in shapes_of(widths).items()
-    }
-    return {"widths": list(widths), "state": {"unused": floats(1)[0]} | state if unused else state}
+    state = {}
+    for name, shape in shapes_of(widths).items():
+        is_bias = len(shape) == 1
+        state[name] = floats(*shape) * (0.1 if is_bias else shape[1] ** -0.5)
+    if unused:
+        state = {"unused": floats(1)[0]} | state
+    return {"widths": list(widths), "state": state}
 
 
 def flat_of(tensors, world_size):
@@ -204,24 +233,41 @@ def shards_of(tensors, world_size):
     return flat_of(tensors, world_size).chunk(world_size)
 
 
+def with_other_weights(unit):
+    state = {name: torch.randn_like(one) * 0.4 for name, one in unit["state"].items()}
+    return unit | {"state": state}
+
+
 def other_shards(units, world_size):
     """Units with other weights, and the shards of them that each rank is given: such as no rank can have made
     from what it was given first."""
-    others = [
-        unit | {"state": {name: torch.randn_like(one) * 0.4 for name, one in unit["state"].items()}}
-        for unit in units
-    ]
-    shards = [[one.float() for one in shards_of(unit["state"].values(), world_size)] for unit in others]
-    return others, [list(one) for one in zip(*shards, strict=True)]
+    others = [with_other_weights(unit) for unit in units]
+    of_ranks = [[] for _ in range(world_size)]
+    for unit in others:
+        for mine, shard in zip(of_ranks, shards_of(unit["state"].values(), world_size), strict=True):
+            mine.append(shard.float())
+    return others, of_ranks
 
 
 def doubled(units):
     return [Layers(**unit).double() for unit in units]
 
 
+def mean_gradients(module, count):
+    """The gradients of a module divided by the number of ranks; zeros where it has none."""
+    means = []
+    for parameter in module.parameters():
+        if parameter.grad is None:
+            means.append(torch.zeros_like(parameter))
+        else:
+            means.append(parameter.grad / count)
+    return means
+
+
 def right(units, batches):
     """Outputs and gradients of the images of each rank, and each unit's gradients: the mean over ranks."""
-    modules, outputs, slopes = doubled(units), [], []
+    modules = doubled(units)
+    outputs, slopes = [], []
     for batch in batches:
         for module, skip in zip(modules, batch.get("skips", [()] * len(units)), strict=True):
             module.skip = skip
@@ -230,14 +276,15 @@ def right(units, batches):
         (output * batch["slope"].double()).sum().backward()
         outputs.append(output.detach())
         slopes.append(images.grad if batch["leaf"] else None)
-    every = [[(one, one.grad) for one in module.parameters()] for module in modules]
-    count = len(batches)
-    means = [[torch.zeros_like(p) if grad is None else grad / count for p, grad in some] for some in every]
-    return outputs, slopes, means
+    return outputs, slopes, [mean_gradients(module, len(batches)) for module in modules]
 
 
 def added(means, others):
-    return [list(map(torch.add, *both)) for both in zip(means, others, strict=True)]
+    """The sum of two lists of each unit's gradients."""
+    found = []
+    for some, more in zip(means, others, strict=True):
+        found.append(list(map(torch.add, some, more)))
+    return found
 
 
 def check_tensor(what, came, expected, **more):
@@ -263,7 +310,8 @@ SIZES += [(3, [(2, 3), (4,)]), (2, [(3, 4), (2, 3, 2), ()])]
 def test_1a_one_flat_tensor_and_the_shards():
     """flatten and split of 9 lists of tensors, for 1 to 6 processes, the last in bfloat16 and in float64
     (there with matrices stored by columns, and with one number without dimensions)"""
-    cases, dtypes = [], ["float32"] * 7 + ["bfloat16", "float64"]
+    cases = []
+    dtypes = ["float32"] * 7 + ["bfloat16", "float64"]
     for (world_size, shapes), dtype in zip(SIZES, dtypes, strict=True):
         tensors = [torch.randn(shape).to(getattr(torch, dtype)) for shape in shapes]
         cases.append({"tensors": tensors, "world_size": world_size, "columns": dtype == "float64"})
@@ -278,8 +326,12 @@ def test_1a_one_flat_tensor_and_the_shards():
 
 def use_on_each(units, **each):
     """`use` with these units, and of each list what belongs to the rank."""
-    ranks = range(len(next(iter(each.values()))))
-    return run(use, [{"units": units} | {name: some[rank] for name, some in each.items()} for rank in ranks])
+    world_size = len(next(iter(each.values())))
+    inputs = []
+    for rank in range(world_size):
+        own = {name: some[rank] for name, some in each.items()}
+        inputs.append({"units": units} | own)
+    return run(use, inputs)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -325,7 +377,8 @@ def test_2b_no_more_than_the_shard():
 def test_2c_the_whole_weights():
     """4 processes, two units of 10 and 2 numbers, of which one has no dimensions; then new numbers in the
     shards; unit.gather(torch.float32) and unit.gather(torch.bfloat16)"""
-    units, dtypes = [unit_of(4, 1, 2, unused=True), unit_of(1, 1)], ["float32", "bfloat16"]
+    units = [unit_of(4, 1, 2, unused=True), unit_of(1, 1)]
+    dtypes = ["float32", "bfloat16"]
     others, shards = other_shards(units, 4)
     for rank, came in enumerate(use_on_each(units, shards=shards, gather=[dtypes] * 4)):
         for dtype, gathered in zip(dtypes, came["gathered"], strict=True):
@@ -353,7 +406,8 @@ def check_pass(units, ranks, number, expected, sums=None):
     """One pass on all ranks: outputs, gradients of images, and each rank's shard of the mean."""
     outputs, slopes, means = expected
     for rank, came in enumerate(ranks):
-        where, one = f"on rank {rank} after pass {number + 1}", came["passes"][number]
+        where = f"on rank {rank} after pass {number + 1}"
+        one = came["passes"][number]
         check_tensor(f"the output of the units {where}", one["output"], outputs[rank])
         for place, (words, _) in reversed(list(enumerate(numbered(units)))):  # as backward goes through them
             shard = shards_of((sums or means)[place], len(ranks))[rank]
@@ -371,8 +425,10 @@ def test_3b_the_mean_gradient(world_size):
     with 3 processes, images are of 2 rows each and require a gradient"""
     units = [unit_of(3, 4), unit_of(4, 3, 2)]
     others, shards = other_shards(units, world_size)
-    leaf = world_size == 3
-    batches = [batch_of(units, rank + 2, leaf, (2,) * leaf) for rank in range(world_size)]
+    leaf, more = False, ()
+    if world_size == 3:
+        leaf, more = True, (2,)
+    batches = [batch_of(units, rank + 2, leaf, more) for rank in range(world_size)]
     ranks = use_on_each(units, shards=shards, passes=[[batch] for batch in batches])
     check_pass(units, ranks, 0, right(others, batches))
 
@@ -382,22 +438,30 @@ def test_3c_gradients_add_up():
     use layers.1, and no rank uses layers.0 in unit 2; then two forward passes before two backward passes,
     with a hook of each shard"""
     units = [unit_of(4, 4, 4, 4), unit_of(4, 4, 3)]
-    skips = [[some, [0]] for some in ([0, 1, 2], [1], [])]
-    more = (0, 1, 2, 2)  # images; the last two passes must be alike, or a mistake there is an error of shapes
-    passes = [[batch_of(units, rank + 1 + n) | {"skips": skips[rank]} for rank in range(3)] for n in more]
-    each = list(zip(*passes, strict=True))
-    ranks = use_on_each(
-        units, skips=skips, passes=[one[:2] for one in each], together=[one[2:] for one in each]
-    )
-    first, second, *last = (right(units, batches) for batches in passes)
+    # For each rank, which layers it leaves out of unit 1 and of unit 2.
+    skips = [[[0, 1, 2], [0]], [[1], [0]], [[], [0]]]
+    passes = []
+    for more in (
+        0,
+        1,
+        2,
+        2,
+    ):  # images; the last two passes must be alike, or a mistake there is an error of shapes
+        passes.append([batch_of(units, rank + 1 + more) | {"skips": skips[rank]} for rank in range(3)])
+    one_by_one = list(zip(*passes[:2], strict=True))
+    together = list(zip(*passes[2:], strict=True))
+    ranks = use_on_each(units, skips=skips, passes=one_by_one, together=together)
+
+    first, second, third, fourth = [right(units, batches) for batches in passes]
     check_pass(units, ranks, 0, first)
     check_pass(units, ranks, 1, second, added(first[2], second[2]))
-    both = added(*(means for _, _, means in last))
+    both = added(third[2], fourth[2])
     for rank, came in enumerate(ranks):
         for place, (words, _) in enumerate(numbered(units)):
             got = [slope for slope in came["hooked"][place] if slope is not None]
             what = f"the gradient that a hook of the shard of {words} is given on rank {rank}"
-            what, shard = f"{what} after 2 forward, then 2 backward", shards_of(both[place], 3)[rank]
+            what += " after 2 forward, then 2 backward"
+            shard = shards_of(both[place], 3)[rank]
             check_tensor(what, sum(got) if got else None, shard, relative=5e-5)
 
 
@@ -407,8 +471,10 @@ def test_3d_gathered_before_use_and_freed_after_it():
     needs_memory()
     ranks, count = 4, 5
     found = run(large, [{"count": count, "passes": True}] * ranks)
-    part, shard = (ranks - 1) / ranks * ONE, count * ONE / ranks
-    words, forth, back = "the shards and the weights of this unit", [], []
+    part = (ranks - 1) / ranks * ONE
+    shard = count * ONE / ranks
+    words = "the shards and the weights of this unit"
+    forth, back = [], []
     for number in range(1, count + 1):
         slopes = (count - number) * ONE / ranks
         more = f"{words}, and gradients of {so_many(count - number, 'shard')}"
@@ -417,12 +483,14 @@ def test_3d_gathered_before_use_and_freed_after_it():
     forth.append(("after forward", shard + ONE, "the shards, no weights"))
     back.append(("after backward", 2 * shard + ONE, "the shards and their gradients"))
     check_held(found, count, *forth, *back)
+
     for rank, came in enumerate(found):
         words = f"rank {rank} called all_reduce with {came['reduced']} numbers, a whole unit"
         wanted = "a reduce-scatter: a rank needs only the gradient of its shard"
         require(came["reduced"] < ONE // 4, words, wanted)
         for way, times, more in (("forward", 1, ""), ("backward", 2, ", and gradients in float32")):
-            sent, due = came["sent"][way], count * times * part
+            sent = came["sent"][way]
+            due = count * times * part
             each = f"{megabytes(ONE)} of weights{more}, and each of {ranks} processes sends 3/4 of them"
             wanted = f"about {megabytes(due)} (a unit has {each})"
             require(0.95 * due <= sent <= 1.05 * due, f"in {way}, rank {rank} sent {megabytes(sent)}", wanted)
@@ -436,8 +504,10 @@ def whole_numbers(low, high, *shape):
 def low_unit(inside, outside):
     """A linear layer whose weights are whole numbers and a bit more, which bfloat16 does not hold. Sums and
     products are whole numbers that it does hold: whatever order they come in, they are exact."""
-    state = {name: whole_numbers(1, 7, *shape) for name, shape in shapes_of([inside, outside]).items()}
-    finer = {name: value * (1 + 2.0**-10) for name, value in state.items()}
+    state, finer = {}, {}
+    for name, shape in shapes_of([inside, outside]).items():
+        state[name] = whole_numbers(1, 7, *shape)
+        finer[name] = state[name] * (1 + 2.0**-10)
     unit = {"widths": [inside, outside], "plain": True}
     return unit | {"state": finer}, unit | {"state": state}
 
@@ -446,17 +516,19 @@ def test_4a_weights_travel_and_compute_in_bfloat16():
     """3 processes, a bfloat16 unit with weights that bfloat16 cannot hold exactly; one pass; bytes of all
     calls of torch.distributed"""
     unit, rounded = low_unit(3, 4)
-    batches = [
-        {"images": whole_numbers(1, 5, 1, 3), "slope": whole_numbers(1, 3, 1, 4), "leaf": True}
-        for _ in range(3)
-    ]
+    batches = []
+    for _ in range(3):
+        images = whole_numbers(1, 5, 1, 3)
+        slope = whole_numbers(1, 3, 1, 4)
+        batches.append({"images": images, "slope": slope, "leaf": True})
     ranks = use_on_each([unit], low=[True] * 3, passes=[[batch] for batch in batches])
     for rank, came in enumerate(ranks):
         what = f"the shard on rank {rank}, of a unit in bfloat16"
         check_tensor(what, came["shards"][0], shards_of(unit["state"].values(), 3)[rank], relative=1e-6)
     check_pass([rounded], ranks, 0, right([rounded], batches))
     for rank, came in enumerate(ranks):
-        kinds, sent = came["computed"][0], came["passes"][0]["sent"]
+        kinds = came["computed"][0]
+        sent = came["passes"][0]["sent"]
         words = f"on rank {rank}, the module computed with weights and images of {' and '.join(kinds)}"
         require(kinds == ["bfloat16"], words, "bfloat16")
         wanted = "about 24: 18 numbers of 2 bytes, with zeros, and each of 3 processes sends 2/3 of them"
@@ -465,16 +537,20 @@ def test_4a_weights_travel_and_compute_in_bfloat16():
 
 def test_4b_sums_stay_in_float32():
     """2 processes, a unit in bfloat16; gradients of about 300 on rank 0 and of 1 on rank 1"""
-    (unit, rounded), batches = low_unit(2, 3), []
+    unit, rounded = low_unit(2, 3)
+    batches = []
     for rank in range(2):
-        images, slope = whole_numbers(1, 1, 1, 2), whole_numbers(1, 1, 1, 3)
+        images = whole_numbers(1, 1, 1, 2)
+        slope = whole_numbers(1, 1, 1, 3)
         if rank == 0:
-            images, slope = images * 17, slope * 2 * integers(8, 11, 1, 3)
+            images = images * 17
+            slope = slope * 2 * integers(8, 11, 1, 3)
         batches.append({"images": images, "slope": slope, "leaf": False})
     # The outputs of rank 0 may be too large to be exact in bfloat16; gradients of the weights are exact.
     _, _, (means,) = right([rounded], batches)
     for rank, came in enumerate(use_on_each([unit], low=[True] * 2, passes=[[batch] for batch in batches])):
-        what, shard = f"the gradient of the shard on rank {rank}", shards_of(means, 2)[rank]
+        what = f"the gradient of the shard on rank {rank}"
+        shard = shards_of(means, 2)[rank]
         check_tensor(what, came["passes"][0]["shards"][0], shard, relative=1e-6)
 
 
@@ -482,13 +558,15 @@ def test_4b_shards_stay_in_float32():
     """2 processes, 8 steps of SGD with a unit in bfloat16, each of about a thousandth"""
     state = {name: torch.ones(shape) for name, shape in shapes_of([3, 2]).items()}
     unit = {"widths": [3, 2], "plain": True, "state": state}
-    images, slope = whole_numbers(1, 1, 1, 3), whole_numbers(1, 1, 1, 2)
+    images = whole_numbers(1, 1, 1, 3)
+    slope = whole_numbers(1, 1, 1, 2)
     batch = {"images": images, "slope": 2 * slope}  # the loss is a mean of two numbers
     given = {"units": [unit], "low": True, "batches": [batch] * 8, "lr": 2.0**-10, "momentum": 0.0}
     steps = 8 * 2.0**-10
     expected = [1 - steps * slope.T @ images, 1 - steps * slope[0]]
     for rank, came in enumerate(run(train, [given] * 2)):
-        what, shard = f"the shard on rank {rank} after 8 steps", shards_of(expected, 2)[rank]
+        what = f"the shard on rank {rank} after 8 steps"
+        shard = shards_of(expected, 2)[rank]
         check_tensor(what, came["shards"][0], shard, relative=1e-5)
 
 
@@ -509,23 +587,30 @@ def test_5a_rank_0_gets_the_whole_weights():
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_5b_the_same_training(world_size):
     """4 steps of SGD with momentum on 12 images, as many on each rank; then full_state()"""
-    units, lr, momentum = [unit_of(5, 7), unit_of(7, 6, 3)], random.uniform(0.2, 0.4), 0.9
+    units = [unit_of(5, 7), unit_of(7, 6, 3)]
+    lr = random.uniform(0.2, 0.4)
+    momentum = 0.9
     batches = [{"images": floats(12, 5), "slope": floats(12, 3)} for _ in range(4)]
+
     # In one process, on the whole batches, in float64.
-    modules, losses = doubled(units), []
+    modules = doubled(units)
     parameters = itertools.chain(*(module.parameters() for module in modules))
     optimizer = torch.optim.SGD(parameters, lr, momentum=momentum)
+    losses = []
     for batch in batches:
         optimizer.zero_grad()
         loss = (through(modules, batch["images"].double()) * batch["slope"].double()).mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    own = [
-        [{name: one.chunk(world_size)[rank] for name, one in b.items()} for b in batches]
-        for rank in range(world_size)
-    ]
-    ranks = run(train, [{"units": units, "batches": one, "lr": lr, "momentum": momentum} for one in own])
+
+    inputs = []
+    for rank in range(world_size):
+        own = []
+        for batch in batches:
+            own.append({name: one.chunk(world_size)[rank] for name, one in batch.items()})
+        inputs.append({"units": units, "batches": own, "lr": lr, "momentum": momentum})
+    ranks = run(train, inputs)
     for step, expected in enumerate(losses):
         mean = sum(came["losses"][step] for came in ranks) / world_size
         close(f"the mean loss of step {step + 1}", mean, expected, relative=1e-4)

@@ -29,14 +29,16 @@ from torch import nn
 
 def ask(student, me, given):
     """What a function gives for each of several cases; None for a ValueError. And what it changed."""
-    function, found, changed = getattr(student, given["function"]), [], []
+    function = getattr(student, given["function"])
+    found, changed = [], []
     for case in given["cases"]:
         arguments = pairs(case)
         try:
             found.append(function(*arguments))
         except ValueError:
             found.append(None)
-        changed += [] if arguments == pairs(case) else [str(arguments)]
+        if arguments != pairs(case):
+            changed.append(str(arguments))
     return {"found": found, "changed": changed}
 
 
@@ -52,14 +54,19 @@ class Stage(nn.Module):
 
     def __init__(self, given, me):
         super().__init__()
-        self.weight, self.me, self.calls = nn.Parameter(given["weight"]), me, 0
+        self.weight = nn.Parameter(given["weight"])
         self.weight.grad = given["gradient"]
-        self.most, self.settles, self.odd = len(given["schedule"]) // 2, given["settles"], given["odd"]
+        self.me = me
+        self.calls = 0
+        self.most = len(given["schedule"]) // 2
+        self.settles = given["settles"]
+        self.odd = given["odd"]
         if self.odd:
             self.frozen = nn.Parameter(torch.ones(()), requires_grad=False)
 
     def forward(self, data):
-        place, self.calls = self.calls, self.calls + 1
+        place = self.calls
+        self.calls += 1
         if place == self.most:
             raise RuntimeError(f"the stage is called once more, and the schedule has {place} forwards")
 
@@ -77,7 +84,8 @@ class Stage(nn.Module):
 def stage(student, me, given):
     """One batch through the pipeline."""
     own_pages()
-    module, schedule = Stage(given, me), [tuple(action) for action in given["schedule"]]
+    module = Stage(given, me)
+    schedule = [tuple(action) for action in given["schedule"]]
     shape = given["shape"] and tuple(given["shape"])
     rest = given["images"], given["targets"], nn.functional.mse_loss, shape
     loss = student.run(schedule, module, *rest)
@@ -100,7 +108,9 @@ def answers(function, cases):
 
 
 def gpipe(stage, stages, microbatches):
-    return [[action, number] for action in ("forward", "backward") for number in range(microbatches)]
+    schedule = [["forward", number] for number in range(microbatches)]
+    schedule += [["backward", number] for number in range(microbatches)]
+    return schedule
 
 
 def one_forward_one_backward(stage, stages, microbatches):
@@ -125,27 +135,47 @@ def words(schedule):
 
 
 def parsed(*lines):
+    """Schedules that are written as F0 F1 B0 B1."""
     names = {"F": "forward", "B": "backward"}
-    return [[[names[word[0]], int(word[1:])] for word in line.split()] for line in lines]
+    schedules = []
+    for line in lines:
+        schedules.append([[names[word[0]], int(word[1:])] for word in line.split()])
+    return schedules
+
+
+def is_schedule(value):
+    """Whether this is a list of pairs of a word and a whole number."""
+    if not isinstance(value, list):
+        return False
+    for action in value:
+        if not isinstance(action, list) or [type(part) for part in action] != [str, int]:
+            return False
+    return True
 
 
 def check_schedules(function, sizes):
     told = ", ".join(f"{stages} and {microbatches}" for stages, microbatches in sizes)
     tried(f"every stage, for these numbers of stages and micro-batches: {told}")
-    cases = [[stage, *one] for one in sizes for stage in range(one[0])]
+    cases = []
+    for stages, microbatches in sizes:
+        cases += [[stage, stages, microbatches] for stage in range(stages)]
     for case, schedule in zip(cases, answers(function.__name__, cases), strict=True):
-        what, expected = f"{function.__name__}{tuple(case)}", function(*case)
-        good = isinstance(schedule, list) and all(
-            isinstance(one, list) and [type(part) for part in one] == [str, int] for one in schedule
-        )
+        what = f"{function.__name__}{tuple(case)}"
+        expected = function(*case)
+        good = is_schedule(schedule)
         require(good, f"{what} is {schedule!r:.150}", 'a list of pairs like ("forward", 0)')
         require(schedule == expected, f"{what} is {words(schedule) or 'an empty list'}", words(expected))
 
 
 def drawn_sizes(fewer):
     """Stages and micro-batches."""
-    most = {stages: (1, stages - 1) if fewer else (stages, stages + 5) for stages in (2, 3, 4, 5)}
-    return [(stages, random.randint(*some)) for stages, some in most.items()]
+    sizes = []
+    for stages in (2, 3, 4, 5):
+        least, most = stages, stages + 5
+        if fewer:
+            least, most = 1, stages - 1
+        sizes.append((stages, random.randint(least, most)))
+    return sizes
 
 
 def test_1a_gpipe():
@@ -167,13 +197,18 @@ def needs(schedules, stage, action, number):
     """What an action waits for, beside the action before it: (stage, action, number) of each."""
     if action == "forward":
         return [(stage - 1, action, number)] if stage else []
-    own, after = (stage, "forward", number), (stage + 1, action, number)
-    return [own, after] if stage + 1 < len(schedules) else [own]
+    found = [(stage, "forward", number)]
+    if stage + 1 < len(schedules):
+        found.append((stage + 1, action, number))
+    return found
 
 
 def timeline(schedules, forward_times, backward_times):
     """Begin and end of each action, and the first one that can never begin, in words."""
-    ends, lines, going = {}, [[] for _ in schedules], True
+    times = {"forward": forward_times, "backward": backward_times}
+    ends = {}
+    lines = [[] for _ in schedules]
+    going = True
     while going:
         going = False
         for stage, (schedule, line) in enumerate(zip(schedules, lines, strict=True)):
@@ -182,11 +217,14 @@ def timeline(schedules, forward_times, backward_times):
                 before = needs(schedules, stage, action, number)
                 if any(one not in ends for one in before):
                     break
-                begin = max([ends[one] for one in before] + [end for _, end in line[-1:]], default=0.0)
-                line.append(
-                    [begin, begin + (forward_times if action == "forward" else backward_times)[stage]]
-                )
-                ends[stage, action, number], going = line[-1][1], True
+                begin = max((ends[one] for one in before), default=0.0)
+                if line:
+                    begin = max(begin, line[-1][1])
+                end = begin + times[action][stage]
+                line.append([begin, end])
+                ends[stage, action, number] = end
+                going = True
+
     for stage, (schedule, line) in enumerate(zip(schedules, lines, strict=True)):
         if len(line) < len(schedule):
             head = schedule[len(line)]
@@ -200,9 +238,11 @@ def timeline(schedules, forward_times, backward_times):
 
 def check_timelines(cases):
     """`timeline` of (words, schedules, times of a forward, times of a backward)."""
-    for (title, *case), found in zip(cases, answers("timeline", [case[1:] for case in cases]), strict=True):
+    arguments = [case[1:] for case in cases]
+    for (title, *case), found in zip(cases, answers("timeline", arguments), strict=True):
         expected, never = timeline(*case)
-        drawn = [f"stage {stage}: {words(some) or 'no action':.60}" for stage, some in enumerate(case[0])]
+        schedules = case[0]
+        drawn = [f"stage {stage}: {words(some) or 'no action':.60}" for stage, some in enumerate(schedules)]
         title += f" ({'; '.join(drawn)})"
         require(expected or found is None, f"a timeline of {title}", f"a ValueError, because {never}")
         if expected is None:
@@ -211,7 +251,7 @@ def check_timelines(cases):
         lengths = [len(line) for line in found]
         same(f"the list of numbers of pairs in the timeline of {title}", lengths, list(map(len, expected)))
         for stage, (line, got) in enumerate(zip(expected, found, strict=True)):
-            for action, wanted, (begin, end) in zip(case[0][stage], line, got, strict=True):
+            for action, wanted, (begin, end) in zip(schedules[stage], line, got, strict=True):
                 close(f"the begin of {words([action])} on stage {stage}, {title}", begin, wanted[0])
                 close(f"the end of {words([action])} on stage {stage}, {title}", end, wanted[1])
 
@@ -220,27 +260,33 @@ def drawn_times(stages):
     return [round(random.uniform(0.5, 3), 2) for _ in range(stages)]
 
 
+def can_begin(schedules, stage, action, number):
+    """Whether all that an action waits for is in the schedules."""
+    before = needs(schedules, stage, action, number)
+    return all(need in schedules[other] for other, *need in before)
+
+
 def odd_schedules(stages, microbatches):
     """Schedules that nobody would call by a name: another order, and as far ahead as chance will have it."""
     orders = {action: random.sample(range(microbatches), microbatches) for action in ("forward", "backward")}
     schedules = [[] for _ in range(stages)]
     while any(len(schedule) < 2 * microbatches for schedule in schedules):
-        stage, action = random.randrange(stages), random.choice(list(orders))
-        left = [[action, number] for number in orders[action] if [action, number] not in schedules[stage]]
-        if left and all([*need] in schedules[other] for other, *need in needs(schedules, stage, *left[0])):
-            schedules[stage].append(left[0])
+        stage = random.randrange(stages)
+        action = random.choice(list(orders))
+        left = [number for number in orders[action] if [action, number] not in schedules[stage]]
+        if left and can_begin(schedules, stage, action, left[0]):
+            schedules[stage].append([action, left[0]])
     return schedules
 
 
 def test_3a_timelines():
     """gpipe and 1F1B on 1 to 4 stages; a forward takes 1 s and a backward 2 s"""
-    check_timelines(
-        [
-            (f"{function.__name__}, {m} micro-batches", all_stages(function, p, m), [1.0] * p, [2.0] * p)
-            for function in (gpipe, one_forward_one_backward)
-            for p, m in ((1, 2), (2, 3), (3, 5), (4, 2))
-        ]
-    )
+    cases = []
+    for function in (gpipe, one_forward_one_backward):
+        for stages, count in ((1, 2), (2, 3), (3, 5), (4, 2)):
+            title = f"{function.__name__}, {count} micro-batches"
+            cases.append((title, all_stages(function, stages, count), [1.0] * stages, [2.0] * stages))
+    check_timelines(cases)
 
 
 def test_3b_any_schedules():
@@ -286,15 +332,30 @@ def test_4a_the_idle_share():
     ]
     for stages in (1, 2, 3, 4):
         for function in (gpipe, one_forward_one_backward):
-            count, *times = random.randint(1, 8), drawn_times(stages), drawn_times(stages)
+            count = random.randint(1, 8)
+            forward_times = drawn_times(stages)
+            backward_times = drawn_times(stages)
             about = f"{function.__name__} on {so_many(stages, 'stage')}, {so_many(count, 'micro-batch')}"
-            about += f", seconds per forward {times[0]}, per backward {times[1]}"
-            cases.append((about, timeline(all_stages(function, stages, count), *times)[0]))
+            about += f", seconds per forward {forward_times}, per backward {backward_times}"
+            lines, _ = timeline(all_stages(function, stages, count), forward_times, backward_times)
+            cases.append((about, lines))
     shares = answers("idle_share", [[lines] for _, lines in cases])
     for (about, lines), got in zip(cases, shares, strict=True):
-        busy = sum(end - begin for line in lines for begin, end in line)
-        last = max(end for line in lines for _, end in line)
+        busy, last = 0.0, 0.0
+        for line in lines:
+            for begin, end in line:
+                busy += end - begin
+                last = max(last, end)
         close(f"the idle share of {about}", got, 1 - busy / len(lines) / last)
+
+
+def most_held(schedule):
+    """How many micro-batches are between their forward and their backward at most."""
+    held, most = 0, 0
+    for action, _ in schedule:
+        held += 1 if action == "forward" else -1
+        most = max(most, held)
+    return most
 
 
 def test_4b_how_many_are_held():
@@ -305,9 +366,8 @@ def test_4b_how_many_are_held():
     # One after the other, then more at a time; and a stage that runs forwards only.
     cases += parsed("F0 B0 F1 F2 B2 B1", "F0 F1 F2", "")
     for schedule, got in zip(cases, answers("activations_held", [[case] for case in cases]), strict=True):
-        steps = [1 if action == "forward" else -1 for action, _ in schedule]
-        most = max(sum(steps[:place]) for place in range(len(steps) + 1))
-        same(f"activations_held of {words(schedule) or 'a stage without an action'}", got, most)
+        title = words(schedule) or "a stage without an action"
+        same(f"activations_held of {title}", got, most_held(schedule))
 
 
 # ---- run
@@ -317,30 +377,33 @@ class Batch:
     """A batch and a model of as many stages as there are schedules, each with a size of its own."""
 
     def __init__(self, schedules, rows, fresh):
-        self.schedules, self.rows = schedules, rows
-        stages, self.count = len(schedules), len(schedules[0]) // 2
-        self.sizes = [random.randint(40, 79) for _ in range(stages + 1)]
+        self.schedules = schedules
+        self.rows = rows
+        self.count = len(schedules[0]) // 2
+        self.sizes = [random.randint(40, 79) for _ in range(len(schedules) + 1)]
         self.weights = [floats(one, other) / one**0.5 for one, other in pairwise(self.sizes)]
-        # No larger than those that come, or rounding would be.
-        self.gradients = [None if fresh else floats(*weight.shape) * 0.01 for weight in self.weights]
-        self.images, self.targets = (
-            floats(self.count, rows, size) for size in (self.sizes[0], self.sizes[-1])
-        )
+        self.gradients = [None for _ in self.weights]
+        if not fresh:
+            # No larger than those that come, or rounding would be.
+            self.gradients = [floats(*weight.shape) * 0.01 for weight in self.weights]
+        self.images = floats(self.count, rows, self.sizes[0])
+        self.targets = floats(self.count, rows, self.sizes[-1])
 
     def inputs(self, **more):
-        each = zip(self.schedules, self.weights, self.gradients, self.sizes[:-1], strict=True)
-        found = [
-            {"schedule": one, "weight": weight, "gradient": gradient, "images": None, "targets": None}
-            | {"shape": [self.rows, size], **more}
-            for one, weight, gradient, size in each
-        ]
+        found = []
+        for stage, schedule in enumerate(self.schedules):
+            one = {"schedule": schedule, "weight": self.weights[stage], "gradient": self.gradients[stage]}
+            one |= {"images": None, "targets": None, "shape": [self.rows, self.sizes[stage]]}
+            found.append(one | more)
         found[0] |= {"images": list(self.images), "shape": None}
         found[-1]["targets"] = list(self.targets)
         return found
 
     def expected(self):
         """The loss, the gradients of all stages, and what comes into each action: in float64."""
-        weights, loss, shown = [weight.double().requires_grad_() for weight in self.weights], 0, {}
+        weights = [weight.double().requires_grad_() for weight in self.weights]
+        loss = 0
+        shown = {}
         for number in range(self.count):
             value = self.images[number].double()
             for stage, weight in enumerate(weights):
@@ -360,12 +423,14 @@ def check_run(schedules, rows=6, in_order=True, fresh=False, odd=False, settles=
     ranks = run(stage, batch.inputs(odd=odd, settles=settles))
     loss, gradients, shown = batch.expected()
     for rank, (came, gradient, old) in enumerate(zip(ranks, gradients, batch.gradients, strict=True)):
-        got, what = came["gradient"], f"the gradient of stage {rank}'s weight"
+        got = came["gradient"]
+        what = f"the gradient of stage {rank}'s weight"
         if not fresh and isinstance(got, torch.Tensor) and got.shape == old.shape:
             is_lost = torch.allclose(got.double(), gradient, rtol=0, atol=1e-6)
             words = f"{what} is that of this batch alone: what was in .grad is gone"
             require(not is_lost, words, "the old and the new gradient, added up")
-            what, got = f"{what}, minus what was there before", got.double() - old.double()
+            what += ", minus what was there before"
+            got = got.double() - old.double()
         is_same = torch.equal(came["weight"], batch.weights[rank])
         require(is_same, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step")
         is_same = came["schedule"] == batch.schedules[rank]
@@ -384,17 +449,39 @@ def check_run(schedules, rows=6, in_order=True, fresh=False, odd=False, settles=
     return batch, ranks
 
 
+def operations_of(call):
+    """The kind, the peer and the bytes of each message of a call. A batch has several."""
+    return call["operations"] or [[call["event"], call.get("peer"), call.get("bytes")]]
+
+
 def sends(call):
-    """Of a call: the place, the peer and the bytes of each message that it sends. A batch has several."""
-    one = [call["event"], call.get("peer"), call.get("bytes")]
+    """Of a call: the place, the peer and the bytes of each message that it sends."""
     if call.get("phase") != "begin":
         return []
-    return [(part, *to) for part, (kind, *to) in enumerate(call["operations"] or [one]) if "send" in kind]
+    found = []
+    for part, (kind, *to) in enumerate(operations_of(call)):
+        if "send" in kind:
+            found.append((part, *to))
+    return found
+
+
+def begun_receives(call):
+    """Of a call: its number and the place of each message that it begins to receive."""
+    if call.get("phase") != "begin":
+        return []
+    found = []
+    for part, (kind, *_) in enumerate(operations_of(call)):
+        if kind == "irecv":
+            found.append((call["number"], part))
+    return found
 
 
 def check_messages(batch, rank, calls):
     """One message for each micro-batch to each neighbour, and nothing else."""
-    gone = [to for call in calls for _, *to in sends(call)]
+    gone = []
+    for call in calls:
+        for _, peer, size in sends(call):
+            gone.append((peer, size))
     for other in range(len(batch.weights)):
         one = 4 * batch.rows * batch.sizes[max(rank, other)]
         expected = [one] * batch.count if abs(other - rank) == 1 else []
@@ -407,14 +494,15 @@ def check_messages(batch, rank, calls):
 
 def check_order(batch, rank, calls, shown):
     """The stage has run its schedule, and each send was begun before anything else was received or done."""
-    schedule, done, due, ran, receives = batch.schedules[rank], 0, 0, [], set()
+    schedule = batch.schedules[rank]
     forwards = [number for action, number in schedule if action == "forward"]
+    ran = []
+    done, due = 0, 0  # sends that have begun, and sends that are to have begun
+    receives = set()
     for call in calls:
         event, phase = call["event"], call.get("phase")
-        if phase == "begin":
-            done += len(sends(call))
-            kinds = [kind for kind, *_ in call["operations"]] or [event]
-            receives |= {(call["number"], part) for part, kind in enumerate(kinds) if kind == "irecv"}
+        done += len(sends(call))
+        receives.update(begun_receives(call))
         is_action = event in ("forward", "backward")
         if is_action:
             ran.append([event, forwards[call["place"]]])
@@ -425,7 +513,10 @@ def check_order(batch, rank, calls, shown):
             came = f"rank {rank} {what} when {so_many(due - done, 'send')} had not begun"
             wanted = "each send begins before the next action receives or computes anything"
             require(done >= due, came, wanted)
-        due += (event == "forward" and rank < len(batch.weights) - 1) or (event == "backward" and rank > 0)
+        if event == "forward" and rank < len(batch.weights) - 1:
+            due += 1
+        if event == "backward" and rank > 0:
+            due += 1
     require(ran == schedule, f"the stage of rank {rank} ran {words(ran) or 'nothing'}", words(schedule))
     notes = [call for call in calls if "shown" in call]
     for (action, number), call in zip(schedule, notes, strict=True):
@@ -436,12 +527,30 @@ def check_order(batch, rank, calls, shown):
 @pytest.mark.parametrize(("stages", "odd"), [(1, False), (2, False), (3, True)])
 def test_5a_gradients_of_the_whole_batch(stages, odd):
     # With two processes each has but one neighbour: whatever is sent goes the right way.
-    view = " each output is a transposed view, and a parameter of each stage is frozen;" * odd
+    view, again = "", ""
+    if odd:
+        view = " each output is a transposed view, and a parameter of each stage is frozen;"
+        again = "; then the same once more, with a new module"
     tried(
         f"{so_many(stages, 'process')}, gpipe with 3 micro-batches, old gradients in .grad;{view} "
-        f"the messages are counted{'; then the same once more, with a new module' * odd}"
+        f"the messages are counted{again}"
     )
     check_run(all_stages(gpipe, stages, 3), in_order=False, odd=odd)
+
+
+def sends_without_wait(calls):
+    """The sends that a rank has begun, and of these the ones that it has not waited for: the call and the
+    place of each."""
+    begun, waited = [], []
+    for call in calls:
+        if call["event"] == "send":  # it returns when it is done
+            continue
+        for part, *_ in sends(call):
+            begun.append((call, part))
+        if call.get("phase") == "waited":
+            waited.append((call["number"], call["part"]))
+    left = [(call, part) for call, part in begun if (call["number"], part) not in waited]
+    return begun, left
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 6), (3, 2)])
@@ -454,15 +563,12 @@ def test_5b_no_process_waits_for_ever(stages, microbatches):
     _, ranks = check_run(schedules, in_order=False, fresh=True)
     for rank, came in enumerate(ranks):
         # Nothing but wait() does it: with gloo, is_completed() stays False.
-        calls = [call for call in came["calls"] if call["event"] != "send"]
-        begun = [(call["number"], part) for call in calls for part, *_ in sends(call)]
-        waited = [(call["number"], call["part"]) for call in calls if call.get("phase") == "waited"]
-        left = [one for one in begun if one not in waited]
-        first = next((call for call in calls if left and call.get("number") == left[0][0]), None)
-        words = (
-            f"rank {rank} started {so_many(len(begun), 'send')} and returned without wait() for {len(left)}"
-        )
-        words += f"; the first is {first['event']} number {first['nth']} ({first['where']})" if first else ""
+        begun, left = sends_without_wait(came["calls"])
+        started = so_many(len(begun), "send")
+        words = f"rank {rank} started {started} and returned without wait() for {len(left)}"
+        if left:
+            first, _ = left[0]
+            words += f"; the first is {first['event']} number {first['nth']} ({first['where']})"
         require(not left, words, "a wait() for each handle that isend returned")
 
 
@@ -481,19 +587,21 @@ def test_5c_one_after_the_other():
 def test_5d_released_with_its_backward():
     """3 processes, 1F1B with 10 micro-batches of 4096 images; memory at the fourth forward and at the last"""
     needs_memory()
-    schedules, rows = all_stages(one_forward_one_backward, 3, 10), 4096
+    rows = 4096
+    schedules = all_stages(one_forward_one_backward, 3, 10)
     batch, ranks = check_run(schedules, rows, in_order=False, settles=[3, 9])
     for rank, came in enumerate(ranks):
         # From the fourth on, each forward comes after a backward: no more is held than at that one, but for
         # the gradients that were sent back, which may be waited for at the end.
-        one, sent_back = (4 * rows * size for size in (min(batch.sizes[rank : rank + 2]), batch.sizes[rank]))
+        one = 4 * rows * min(batch.sizes[rank : rank + 2])
+        sent_back = 4 * rows * batch.sizes[rank]
         # What is not released are six of them; noise is half a megabyte.
         most = int(3.5 * one)
         if rank > 0:
             most += 6 * sent_back
         held = [call["held"] for call in came["calls"] if call["event"] == "forward"]
-        words = f"when rank {rank} came to F9, it held {(held[9] - held[3]) / 1e6:.2f} MB more than at F3"
-        released = (
-            f"each backward releases the input and the output of its micro-batch, {one / 1e6:.2f} MB each"
-        )
-        require(held[9] - held[3] <= most, words, f"at most {most / 1e6:.2f} MB more: {released}")
+        grown = held[9] - held[3]
+        words = f"when rank {rank} came to F9, it held {grown / 1e6:.2f} MB more than at F3"
+        each = f"{one / 1e6:.2f} MB each"
+        released = f"each backward releases the input and the output of its micro-batch, {each}"
+        require(grown <= most, words, f"at most {most / 1e6:.2f} MB more: {released}")

@@ -53,13 +53,18 @@ def cut(student, me, cases):
 
 def functions(student, me, given):
     """Copy or Sum, forward and backward, and what has changed of what they were given."""
-    x, above = leaf(given["x"], given["columns"]), leaf(given["above"], given["columns"]).detach()
+    x = leaf(given["x"], given["columns"])
+    above = leaf(given["above"], given["columns"]).detach()
+    changed = []
     output = getattr(student, given["name"]).apply(x)
-    changed = [] if x.equal(given["x"]) else ["forward has changed x"]
+    if not x.equal(given["x"]):
+        changed.append("forward has changed x")
     found = {"output": output.detach().clone()}
     output.backward(above)
-    changed += [] if x.equal(given["x"]) else ["backward has changed x"]
-    changed += [] if above.equal(given["above"]) else ["backward has changed the gradient that it was given"]
+    if not x.equal(given["x"]):
+        changed.append("backward has changed x")
+    if not above.equal(given["above"]):
+        changed.append("backward has changed the gradient that it was given")
     return found | {"gradient": x.grad, "changed": changed}
 
 
@@ -92,6 +97,9 @@ def large(student, me, given):
         free_memory()
         memory.append(me.memory())
 
+    def begun(calls):
+        return [[call["event"], call["size"]] for call in calls if call["phase"] == "begin"]
+
     look()
     wholes = [one @ other for one, other in given["thin"]]
     if given["block"]:
@@ -107,9 +115,7 @@ def large(student, me, given):
     look()
     output.backward(given["above"])
     look()
-    calls = {"forward": me.calls[made:forth], "backward": me.calls[forth:]}
-    for name, some in calls.items():
-        calls[name] = [[call["event"], call["size"]] for call in some if call["phase"] == "begin"]
+    calls = {"forward": begun(me.calls[made:forth]), "backward": begun(me.calls[forth:])}
     return {"output": output, "gradient of x": x.grad, "calls": calls, "memory": memory}
 
 
@@ -119,12 +125,15 @@ class Model(nn.Module):
     def __init__(self, make, weights):
         super().__init__()
         width, inputs = weights["first.weight"].shape
-        self.first, self.norm, self.head = nn.Linear(inputs, width), nn.LayerNorm(width), nn.Linear(width, 3)
+        self.first = nn.Linear(inputs, width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 3)
         for name in ORDINARY:
             self.get_parameter(name).data.copy_(weights[name])
-        count = sum(name.endswith("up.weight") for name in weights)
-        blocks = [[weights[f"blocks.{number}.{name}"] for name in NAMES] for number in range(count)]
-        self.blocks = nn.ModuleList(make(*one) for one in blocks)
+        self.blocks = nn.ModuleList()
+        while f"blocks.{len(self.blocks)}.up.weight" in weights:
+            number = len(self.blocks)
+            self.blocks.append(make(*[weights[f"blocks.{number}.{name}"] for name in NAMES]))
 
     def forward(self, x):
         x = self.first(x)
@@ -135,7 +144,8 @@ class Model(nn.Module):
 
 def train(student, me, given):
     """Some steps of training."""
-    model, losses = Model(student.FeedForward, given["weights"]), []
+    model = Model(student.FeedForward, given["weights"])
+    losses = []
     optimizer = torch.optim.SGD(model.parameters(), lr=given["rate"], momentum=0.9)
     for x, targets in given["batches"]:
         optimizer.zero_grad()
@@ -181,7 +191,8 @@ def share_of(value, rank, world_size, dim):
 
 def own(name, value, rank, world_size):
     """What a rank has of a parameter of a model, known by the end of its name."""
-    return share_of(value, rank, world_size, CUTS["FeedForward"].get(".".join(name.split(".")[-2:])))
+    end = ".".join(name.split(".")[-2:])
+    return share_of(value, rank, world_size, CUTS["FeedForward"].get(end))
 
 
 def layer_of(inputs, outputs, bias=True):
@@ -223,8 +234,9 @@ def compare(what, got, expected, **more):
 
 
 def check_cut(columns):
-    cases, which = [], "cut_columns" if columns else "cut_rows"
+    which = "cut_columns" if columns else "cut_rows"
     dims = {"weight": 0, "bias": 0} if columns else {"weight": 1, "bias": None}
+    cases = []
     for world_size, outputs, inputs in ((2, 6, 4), (3, 7, 8), (4, 3, 2), (1, 3, 5)):
         weight, bias = layer_of(inputs, outputs, bias=world_size < 4)
         case = {"weight": weight, "bias": bias, "world_size": world_size, "columns": columns}
@@ -234,7 +246,8 @@ def check_cut(columns):
     for got, case in zip(came, cases, strict=True):
         rank, world_size = case["rank"], case["world_size"]
         for place, (name, dim) in enumerate(dims.items()):
-            what, value = f"the {name} of {which} for rank {rank} of {world_size}", case[name]
+            what = f"the {name} of {which} for rank {rank} of {world_size}"
+            value = case[name]
             compare(what, got["share"][place], share_of(value, rank, world_size, dim))
             words = f"{what} changed when the whole was set to zero: it is a view, not a copy"
             is_same = value is None or torch.equal(got["later"][place], got["share"][place])
@@ -250,19 +263,25 @@ def test_1b_rows():
 
 
 def check_function(name, world_size, shape, columns):
-    sizes, more = " x ".join(map(str, shape)), " in float64, stored by columns" * columns
-    tried(f"{so_many(world_size, 'process')}, {name}.apply(x) with x of {sizes}{more}")
-    dtype = torch.float64 if columns else torch.float32
-    given = [{"name": name, "columns": columns} for _ in range(world_size)]
-    for one in given:
-        one |= {"x": torch.randn(shape, dtype=dtype), "above": torch.randn(shape, dtype=dtype)}
-    x, above = (sum(one[key].double() for one in given) for key in ("x", "above"))
+    sizes = " x ".join(map(str, shape))
+    dtype, relative = torch.float32, 2e-5
+    if columns:
+        sizes += " in float64, stored by columns"
+        dtype, relative = torch.float64, 1e-12
+    tried(f"{so_many(world_size, 'process')}, {name}.apply(x) with x of {sizes}")
+    given = []
+    for _ in range(world_size):
+        x = torch.randn(shape, dtype=dtype)
+        above = torch.randn(shape, dtype=dtype)
+        given.append({"name": name, "columns": columns, "x": x, "above": above})
+    sum_of_x = sum(one["x"].double() for one in given)
+    sum_above = sum(one["above"].double() for one in given)
     for rank, (one, came) in enumerate(zip(given, run(functions, given), strict=True)):
         words = f"on rank {rank}, your {''.join(came['changed'][:1])}"
         require(not came["changed"], words, "an unchanged tensor: add up in a copy")
-        output, below = (one["x"], above) if name == "Copy" else (x, one["above"])
-        close(f"{name}.apply(x) on rank {rank}", came["output"], output, 1e-12 if columns else 2e-5)
-        close(f"the gradient of x on rank {rank}", came["gradient"], below, 1e-12 if columns else 2e-5)
+        output, below = (one["x"], sum_above) if name == "Copy" else (sum_of_x, one["above"])
+        close(f"{name}.apply(x) on rank {rank}", came["output"], output, relative)
+        close(f"the gradient of x on rank {rank}", came["gradient"], below, relative)
 
 
 @pytest.mark.parametrize("world_size, shape, columns", [(2, (3, 4), False), (3, (2, 3, 5), True)])
@@ -275,23 +294,36 @@ def test_2b_sum(world_size, shape, columns):
     check_function("Sum", world_size, shape, columns)
 
 
+def passed(case):
+    """What one process comes to in float64: the names of the parameters, and all values and gradients."""
+    layer = (WholeLinear if len(case["whole"]) == 2 else Whole)(*case["whole"]).double()
+    x = leaf(case["x"].double())
+    output = layer(x)
+    output.backward(case["above"].double())
+    values = {"output": output, "gradient of x": x.grad}
+    parameters = dict(layer.named_parameters())
+    for name, one in parameters.items():
+        values |= {name: one, f"gradient of {name}": one.grad}
+    return sorted(parameters), values
+
+
 def check_passes(name, world_size, wholes, shapes, columns=False):
     """Layers of these weights, with x of so many dimensions before the last; with `columns`, in float64."""
-    cuts, dtype, cases, expected = CUTS[name], torch.float64 if columns else torch.float32, [], []
+    cuts = CUTS[name]
+    dtype, relative = (torch.float64, 1e-12) if columns else (torch.float32, 2e-5)
+    cases, expected = [], []
     for whole, shape in zip(wholes, shapes, strict=True):
         whole = [None if one is None else one.to(dtype) for one in whole]
-        x, above = floats(*shape, whole[0].shape[1]).to(dtype), floats(*shape, whole[-2].shape[0]).to(dtype)
+        x = floats(*shape, whole[0].shape[1]).to(dtype)
+        above = floats(*shape, whole[-2].shape[0]).to(dtype)
         cases.append({"whole": whole, "x": x, "above": above})
-        right, x = (WholeLinear if len(whole) == 2 else Whole)(*whole).double(), leaf(x.double())
-        output = right(x)
-        output.backward(above.double())
-        values, parameters = {"output": output, "gradient of x": x.grad}, dict(right.named_parameters())
-        for its, one in parameters.items():
-            values |= {its: one, f"gradient of {its}": one.grad}
-        expected.append((sorted(parameters), values))
-    sizes = " x ".join(map(str, wholes[0][0].shape)) + ", in float64, x stored by columns" * columns
+        expected.append(passed(cases[-1]))
+    sizes = " x ".join(map(str, wholes[0][0].shape))
+    if columns:
+        sizes += ", in float64, x stored by columns"
     dimensions = ", then ".join(str(len(shape) + 1) for shape in shapes)
     tried(f"{world_size} processes, {name}, weight of {sizes}; x has {dimensions} dimensions")
+
     given = [{"name": name, "columns": columns, "cases": []} for _ in range(world_size)]
     for rank, mine in enumerate(given):
         for one in cases:
@@ -306,7 +338,7 @@ def check_passes(name, world_size, wholes, shapes, columns=False):
             same(f"the list of the layer's parameters {on}", came["names"], names)
             for key, value in values.items():
                 share = share_of(value, rank, world_size, cuts.get(key.removeprefix("gradient of ")))
-                close(f"the {key} {on}", came.get(key), share, 1e-12 if columns else 2e-5)
+                close(f"the {key} {on}", came.get(key), share, relative)
 
 
 def check_layer(name, world_size, inputs, outputs, columns):
@@ -338,11 +370,12 @@ def check_large(world_size, block):
     biases = [floats(outputs) if block else None for outputs, _ in shapes]
     x, above = floats(8, width), floats(8, width)
     layers = "FeedForward" if block else "ColumnLinear and a RowLinear"
-    sizes = f"{hidden} x {width} and back{' and biases' * block}, x of 8 x {width}"
+    sizes = f"{hidden} x {width} and back{' and biases' if block else ''}, x of 8 x {width}"
     tried(f"{world_size} processes, a {layers} with matrices of {sizes}")
     given = {"thin": thin, "biases": biases, "x": x, "above": above, "block": block}
     ranks = run(large, [given] * world_size)
-    up, down = (WholeLinear(one @ other, bias) for (one, other), bias in zip(thin, biases, strict=True))
+
+    up, down = [WholeLinear(one @ other, bias) for (one, other), bias in zip(thin, biases, strict=True)]
     inside = leaf(x.double())
     output = nn.Sequential(up, nn.GELU() if block else nn.Identity(), down).double()(inside)
     output.backward(above.double())
@@ -391,7 +424,11 @@ def drawn_model(width=5):
 
 
 def norm_of(gradients):
-    return float(sum(one.double().square().sum() for one in gradients if one is not None) ** 0.5)
+    squares = 0
+    for one in gradients:
+        if one is not None:
+            squares = squares + one.double().square().sum()
+    return float(squares**0.5)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -400,7 +437,8 @@ def test_4c_one_curve(world_size):
     batches = [[floats(6, 4), floats(6, 3)] for _ in range(4)]
     # At a rate of 0.1 some runs fly apart, and no two ways of computing them agree.
     given = {"weights": drawn_model(), "batches": batches, "rate": 0.03}
-    model, losses = Model(Whole, given["weights"]).double(), []
+    model = Model(Whole, given["weights"]).double()
+    losses = []
     optimizer = Optimizer("SGD", model.parameters(), {"lr": given["rate"], "momentum": 0.9})
     for x, targets in batches:
         optimizer.zero_grad()
@@ -412,7 +450,8 @@ def test_4c_one_curve(world_size):
         for step, (loss, got) in enumerate(zip(losses, came["losses"], strict=True)):
             close(f"the loss of step {step + 1} on rank {rank}", got, loss, relative=1e-4)
         for name, value in model.named_parameters():
-            its, what = own(name, value, rank, world_size), f"{name} on rank {rank} after {len(losses)} steps"
+            its = own(name, value, rank, world_size)
+            what = f"{name} on rank {rank} after {len(losses)} steps"
             close(what, came["weights"].get(name), its, relative=1e-4, scale=0.5)
 
 
@@ -430,16 +469,23 @@ GROUPS = {
 }
 
 
+def drawn_gradients(weights, beginnings, factor):
+    """A gradient for each parameter whose name begins like this (None: all), and None for the others."""
+    gradients = dict.fromkeys(weights)
+    for name, value in weights.items():
+        if beginnings is None or name.startswith(beginnings):
+            gradients[name] = floats(*value.shape) * factor
+    return gradients
+
+
 def check_clip(world_size, cases):
     """Call clip_gradients for each case: beginnings of the names that have gradients (None: all), the largest
     norm allowed, as a multiple of the norm (1 where that is 0), and the kind of model. Returns what came."""
-    weights, wholes = drawn_model(), []
+    weights = drawn_model()
+    wholes = []
     given = [{"weights": weights, "cases": []} for _ in range(world_size)]
-    for some, factor, kind in cases:
-        whole = dict.fromkeys(weights)
-        for name, value in weights.items():
-            if some is None or name.startswith(some):
-                whole[name] = floats(*value.shape) * TIMES.get(kind, 1)
+    for beginnings, factor, kind in cases:
+        whole = drawn_gradients(weights, beginnings, TIMES.get(kind, 1))
         wholes.append(whole)
         most = factor * norm_of(whole.values()) or 1.0
         for rank, one in enumerate(given):
@@ -462,19 +508,21 @@ def check_clip(world_size, cases):
 
 
 def check_norm(what, got, gradients, rank, world_size):
+    whole = norm_of(gradients.values())
     try:
-        close(what, got, norm_of(gradients.values()))
+        close(what, got, whole)
     except Verdict as verdict:
         for layer, ends in GROUPS.items():
             some = {name: value for name, value in gradients.items() if name.endswith(ends)}
+            mine = [own(name, value, rank, world_size) for name, value in some.items()]
             square = norm_of(some.values()) ** 2
-            mine = norm_of(own(name, value, rank, world_size) for name, value in some.items()) ** 2
-            for words, other in (
-                ("did not count", 0),
-                ("were the same on all ranks", mine),
-                ("counted once for each rank", world_size * square),
-            ):
-                norm = (norm_of(gradients.values()) ** 2 - square + other) ** 0.5
+            mistakes = {
+                "did not count": 0,
+                "were the same on all ranks": norm_of(mine) ** 2,
+                "counted once for each rank": world_size * square,
+            }
+            for words, other in mistakes.items():
+                norm = (whole**2 - square + other) ** 0.5
                 if other != square and abs(got - norm) < 1e-5 * norm:
                     verdict.came += f"; as if {layer} {words}"
         raise

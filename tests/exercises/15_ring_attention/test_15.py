@@ -47,11 +47,16 @@ def call(student, me, given):
     """A function of tensors, for several cases: what came, which arguments changed, and what was sent."""
     found = []
     for number, case in enumerate(given["cases"]):
-        mine = [view(one) if number % 2 == 0 and one.ndim == 4 else one.clone() for one in case]
+        mine = []
+        for tensor in case:
+            as_view = number % 2 == 0 and tensor.ndim == 4
+            mine.append(view(tensor) if as_view else tensor.clone())
         with torch.no_grad():
             came = getattr(student, given["function"])(*mine)
-        both = zip(given["names"], mine, case, strict=True)
-        changed = [name for name, one, before in both if not one.equal(before)]
+        changed = []
+        for name, tensor, before in zip(given["names"], mine, case, strict=True):
+            if not tensor.equal(before):
+                changed.append(name)
         found.append({"came": came, "changed": changed})
     return {"found": found, "sent": [me.sent(to=other) for other in range(me.world_size)]}
 
@@ -91,7 +96,10 @@ def places_of(length, rank, world_size):
 
 
 def joined(lists):
-    return [one for some in lists for one in some]
+    every = []
+    for some in lists:
+        every += some
+    return every
 
 
 def spread(tensor, query):
@@ -103,9 +111,8 @@ def attention(query, key, value, query_places, key_places):
     """Output and log-sum-exp, in 64 bits."""
     query, key, value = (one.double() for one in (query, key, value))
     scores = query @ spread(key, query).mT * query.shape[-1] ** -0.5
-    scores = scores.masked_fill(
-        torch.as_tensor(key_places) > torch.as_tensor(query_places)[:, None], -torch.inf
-    )
+    is_later = torch.as_tensor(key_places) > torch.as_tensor(query_places)[:, None]
+    scores = scores.masked_fill(is_later, -torch.inf)
     total = scores.logsumexp(-1, keepdim=True)
     return (scores - total.nan_to_num(neginf=0.0)).exp() @ spread(value, query), total
 
@@ -124,30 +131,39 @@ def shard(value, rank, world_size):
     return value[..., places_of(value.shape[-2], rank, world_size), :]
 
 
-def check_numbers(what, got, expected, relative=2e-5, wrong=dict):
+def no_mistakes(*words):
+    return {}
+
+
+def check_numbers(what, got, expected, relative=2e-5, wrong=no_mistakes):
     """Like close, and -inf may be right. `wrong` works out what known mistakes come to, by name."""
     alike = isinstance(got, torch.Tensor) and got.shape == expected.shape
     if alike:
         nothing = expected.isneginf()
         words = f"{what} is not -inf for each query without any key"
         require(got[nothing].isneginf().all(), words, "the logarithm of 0: -inf")
-        got, expected = got.masked_fill(nothing, 0), expected.masked_fill(nothing, 0)
+        got = got.masked_fill(nothing, 0)
+        expected = expected.masked_fill(nothing, 0)
     try:
         close(what, got, expected, relative)
     except Verdict as verdict:
-        for words, one in wrong().items() if alike else ():
-            near = torch.allclose(got.double(), one.double(), rtol=0, atol=5 * relative)
-            verdict.came += f"; as if {words}" if near else ""
+        if alike:
+            for words, one in wrong().items():
+                if torch.allclose(got.double(), one.double(), rtol=0, atol=5 * relative):
+                    verdict.came += f"; as if {words}"
         raise
 
 
-def check_pairs(function, names, cases, rights, relative=2e-5, alone=True, mistakes=None):
+def check_pairs(function, names, cases, rights, relative=2e-5, alone=True, mistakes=no_mistakes):
     """attend or merge of (words, arguments). `alone`: arguments must not change."""
     given = {"function": function, "names": names, "cases": [case for _, case in cases]}
     (came,) = run(call, [given], group=False)
     for (words, case), right, one in zip(cases, rights, came["found"], strict=True):
-        what, pair, changed = f"{function}{words}", one["came"], one["changed"][:1] if alone else []
-        require(not changed, f"{what} changed {''.join(changed)}", "an unchanged tensor")
+        what = f"{function}{words}"
+        pair = one["came"]
+        if alone:
+            changed = one["changed"][:1]
+            require(not changed, f"{what} changed {''.join(changed)}", "an unchanged tensor")
         is_pair = isinstance(pair, list) and len(pair) == 2
         require(is_pair, f"{function} does not return a pair", "a pair: (output, log_sum_exp)")
         without = right[1].isneginf().squeeze(-1)
@@ -155,7 +171,9 @@ def check_pairs(function, names, cases, rights, relative=2e-5, alone=True, mista
             close(f"the output of queries without any key of {what}", pair[0][without], right[0][without])
         its = relative if case[0].dtype == torch.float32 else 1e-10
         for name, got, expected in zip(PAIR, pair, right, strict=True):
-            wrong = functools.partial(mistakes, *case) if mistakes and name == "output" else dict
+            wrong = no_mistakes
+            if name == "output":
+                wrong = functools.partial(mistakes, *case)
             check_numbers(f"the {name} of {what}", got, expected, its, wrong)
 
 
@@ -180,14 +198,22 @@ def test_1a_the_zigzag_order():
 def meet(rank, owner):
     """The pairs of halves that meet: the chunk of the keys is not later than that of the queries."""
     world_size = max(rank, owner) + 1
-    mine, theirs = ([one, 2 * world_size - 1 - one] for one in (rank, owner))
-    return [[own, its] for own in (0, 1) for its in (0, 1) if theirs[its] <= mine[own]]
+    queries = [rank, 2 * world_size - 1 - rank]
+    keys = [owner, 2 * world_size - 1 - owner]
+    found = []
+    for own in (0, 1):
+        for its in (0, 1):
+            if keys[its] <= queries[own]:
+                found.append([own, its])
+    return found
 
 
 def test_1b_which_halves_meet():
     """meetings for all pairs of a rank and an owner, with 1, 2, 3, 4 and more processes"""
-    sizes = 1, 2, 3, 4, random.randint(5, 8)
-    cases = [[rank, owner] for size in sizes for rank in range(size) for owner in range(size)]
+    cases = []
+    for world_size in (1, 2, 3, 4, random.randint(5, 8)):
+        for rank in range(world_size):
+            cases += [[rank, owner] for owner in range(world_size)]
     (found,) = run(order, [{"function": "meetings", "cases": cases}])
     for (rank, owner), got in zip(cases, found, strict=True):
         same(f"meetings({rank}, {owner})", got, meet(rank, owner))
@@ -209,8 +235,10 @@ def attended(given):
 
 def check_attend(*cases, relative=2e-5):
     """attend on cases of (words, (query, key, value), the queries' positions, the keys' positions)."""
-    given = [(words, [*tensors, *map(torch.tensor, places)]) for words, tensors, *places in cases]
-    rights = [attention(*tensors, *places) for _, tensors, *places in cases]
+    given, rights = [], []
+    for words, tensors, own, its in cases:
+        given.append((words, [*tensors, torch.tensor(own), torch.tensor(its)]))
+        rights.append(attention(*tensors, own, its))
     names = [*NAMES, "query_positions", "key_positions"]
     check_pairs("attend", names, given, rights, relative, mistakes=attend_mistakes)
 
@@ -237,9 +265,9 @@ def test_2a_output_and_log_sum_exp():
     keys = random.sample(range(25), 9)
     queries = [29, min(keys), *(random.randint(min(keys), 29) for _ in range(3))]
     every = list(range(6))
-    check_attend(
-        ("", attended(text(6)), every, every), (" for 5 queries and 9 keys", some(5, 9), queries, keys)
-    )
+    first = "", attended(text(6)), every, every
+    second = " for 5 queries and 9 keys", some(5, 9), queries, keys
+    check_attend(first, second)
 
 
 def shifted(tensors, by):
@@ -253,8 +281,11 @@ def shifted(tensors, by):
 def test_2b_large_scores():
     """attend with scores near 300, near -300, near both, in two ways, and near -12000 in float64"""
     every = list(range(6))
-    cases = [(f" with scores near {by}", shifted(attended(text(6)), by), every, every) for by in (300, -300)]
-    (query, key, value), signs = shifted(attended(text(6)), 300), torch.tensor([1.0, -1.0] * 3)[:, None]
+    cases = []
+    for by in (300, -300):
+        cases.append((f" with scores near {by}", shifted(attended(text(6)), by), every, every))
+    query, key, value = shifted(attended(text(6)), 300)
+    signs = torch.tensor([1.0, -1.0] * 3)[:, None]
     cases.append((" with scores near 300 and near -300 in turn", (query * signs, key, value), every, every))
     # A later key does not count, but its score may be far above all others.
     largest = key * torch.tensor([-1.0] * 5 + [1.0])[:, None]
@@ -267,15 +298,16 @@ def test_2b_large_scores():
 def test_2c_queries_without_any_key():
     """attend with 6 queries at positions 4 to 9 and 5 keys at positions 7 to 11, then with queries at
     positions 0 to 3 and keys at 4 to 7"""
-    words = ", where some queries have no key", ", where no query has any key"
-    first = words[0], some(6, 5), list(range(4, 10)), list(range(7, 12))
-    check_attend(first, (words[1], some(4, 4), list(range(4)), list(range(4, 8))))
+    first = ", where some queries have no key", some(6, 5), list(range(4, 10)), list(range(7, 12))
+    second = ", where no query has any key", some(4, 4), list(range(4)), list(range(4, 8))
+    check_attend(first, second)
 
 
 def test_2d_shared_heads():
     """attend with 6 heads of queries and 2, 1 and 6 heads of keys and values, 5 positions each; and in
     float64"""
-    cases, every = [], list(range(5))
+    cases = []
+    every = list(range(5))
     for shared in (3, 6, 1):
         words = f" for 6 heads of queries and {so_many(6 // shared, 'head')} of keys and values"
         cases.append((words, attended(text(5, heads=6, shared=shared)), every, every))
@@ -286,16 +318,19 @@ def test_2d_shared_heads():
 # ---- 15.3: merge
 
 
+def over(side, tensors, places):
+    """What attention gives over the keys of this side."""
+    query, key, value = tensors
+    return attention(query, key[..., side, :], value[..., side, :], places, side)
+
+
 def check_merge(*cases, relative=2e-5, alone=True):
     """merge on cases of (words, (query, key, value), queries' positions, one side's keys, the other's)."""
     given, rights = [], []
-    for words, (query, key, value), places, *sides in cases:
-        results = [
-            attention(query, *(one[..., side, :] for one in (key, value)), places, side)
-            for side in (*sides, sorted(joined(sides)))
-        ]
-        rights.append(results.pop())
-        given.append((words, [one.to(query.dtype) for one in joined(results)]))
+    for words, tensors, places, one_side, other_side in cases:
+        results = [*over(one_side, tensors, places), *over(other_side, tensors, places)]
+        given.append((words, [one.to(tensors[0].dtype) for one in results]))
+        rights.append(over(sorted([*one_side, *other_side]), tensors, places))
     check_pairs("merge", [*PAIR, "new_output", "new_log_sum_exp"], given, rights, relative, alone)
 
 
@@ -327,10 +362,20 @@ def test_3b_nothing_on_one_side_and_large_numbers():
 WAYS = {False: ("ring_forward", NAMES, PAIR), True: ("ring_backward", EVERY, NAMES)}
 
 
+def shards_of(given, names, world_size):
+    """For each rank its shards of the tensors with these names."""
+    found = []
+    for rank in range(world_size):
+        found.append([shard(given[name], rank, world_size) for name in names])
+    return found
+
+
 def run_around(given, world_size, backward):
     function, names, _ = WAYS[backward]
-    shards = [[shard(given[name], rank, world_size) for name in names] for rank in range(world_size)]
-    return run(call, [{"function": function, "names": names, "cases": [one]} for one in shards])
+    inputs = []
+    for mine in shards_of(given, names, world_size):
+        inputs.append({"function": function, "names": names, "cases": [mine]})
+    return run(call, inputs)
 
 
 def check_around(given, world_size, relative, backward=False):
@@ -341,44 +386,54 @@ def check_around(given, world_size, relative, backward=False):
     ranks = run_around(given, world_size, backward)
     for rank, one in enumerate(ranks):
         # First: whoever divides the query in its place gets other numbers by that.
-        came, changed = one["found"][0]["came"], one["found"][0]["changed"][:1]
+        came = one["found"][0]["came"]
+        changed = one["found"][0]["changed"][:1]
         require(not changed, f"{function} changed {''.join(changed)} on rank {rank}", "an unchanged tensor")
         is_list = isinstance(came, list) and len(came) == len(wanted)
         require(is_list, f"on rank {rank}, {function} does not return {so_many(len(wanted), 'tensor')}")
         mistakes = backward_mistakes if backward else forward_mistakes
         for name, got in zip(wanted, came, strict=True):
-            its = f"the {'gradient of the ' * backward}{name} on rank {rank}"
+            its = result_named(name, rank, backward)
             wrong = functools.partial(mistakes, given, right, name, rank, world_size)
             check_numbers(its, got, shard(right[name], rank, world_size), relative, wrong)
     return ranks
+
+
+def result_named(name, rank, backward):
+    """Words for one of the tensors that come."""
+    return f"the gradient of the {name} on rank {rank}" if backward else f"the {name} on rank {rank}"
 
 
 def forward_mistakes(given, right, name, rank, world_size):
     """Outputs that a rank comes to by a mistake, with words for it."""
     if world_size == 1 or name != "output":
         return {}
-    length, every = given["query"].shape[-2], range(world_size)
+    length = given["query"].shape[-2]
+    every = range(world_size)
     places = [places_of(length, other, world_size) for other in every]
     around = [(rank - step) % world_size for step in every]
 
-    def over(keys, at, place=0):
-        """The output over the keys of these ranks, taken for the keys of the ranks `at`."""
-        there, taken = (joined(places[other] for other in some) for some in (keys, at))
-        key, value = (given[one][..., there, :] for one in ("key", "value"))
-        return attention(given["query"][..., places[rank], :], key, value, places[rank], taken)[place]
+    def over(keys, at):
+        """Output and log-sum-exp over the keys of these ranks, taken for the keys of the ranks `at`."""
+        there = joined(places[other] for other in keys)
+        taken = joined(places[other] for other in at)
+        query = given["query"][..., places[rank], :]
+        key = given["key"][..., there, :]
+        value = given["value"][..., there, :]
+        return attention(query, key, value, places[rank], taken)
 
+    output, log_sum_exp = over(every, every)
     wrong = {
-        "only the keys of this rank counted": over([rank], [rank]),
-        "keys and values were always those of this rank": over([rank] * world_size, around),
-        "they travelled the other way round": over(around, [rank, *around[:0:-1]]),
-        "all keys had the positions of this rank": over(every, [rank] * world_size),
+        "only the keys of this rank counted": over([rank], [rank])[0],
+        "keys and values were always those of this rank": over([rank] * world_size, around)[0],
+        "they travelled the other way round": over(around, [rank, *around[:0:-1]])[0],
+        "all keys had the positions of this rank": over(every, [rank] * world_size)[0],
         # The log_sum_exp before any key is -inf. With 0 it is as if a key had been met.
-        "there was one more key, of score 0, whose value is zeros": over(every, every)
-        * over(every, every, 1).sigmoid(),
+        "there was one more key, of score 0, whose value is zeros": output * log_sum_exp.sigmoid(),
     }
     for other in every:
         rest = [one for one in every if one != other]
-        wrong[f"the keys of rank {other} were left out"] = over(rest, rest)
+        wrong[f"the keys of rank {other} were left out"] = over(rest, rest)[0]
     return wrong
 
 
@@ -386,7 +441,8 @@ def backward_mistakes(given, right, name, rank, world_size):
     """Gradients that a rank comes to by a mistake, with words for it."""
     if world_size == 1 or name == "query":
         return {}
-    wrong, gradient = {}, given["gradient"]
+    wrong = {}
+    gradient = given["gradient"]
     for other in range(world_size):
         places = places_of(gradient.shape[-2], other, world_size)
         its = torch.zeros_like(gradient)
@@ -414,7 +470,8 @@ def check_ring(world_size, shared, kind, relative, **more):
     )
     given = text(length, heads=4, shared=shared)
     if "float64" in kind:
-        given, relative = {name: one.double() for name, one in given.items()}, relative * 1e-5
+        given = {name: one.double() for name, one in given.items()}
+        relative *= 1e-5
     if "300" in kind:
         given |= dict(zip(NAMES, shifted(attended(given), 300), strict=True))
         given["key"][..., 0:2, :] *= -1  # the first queries have later keys whose scores are far larger
@@ -434,14 +491,14 @@ def check_sent(world_size, least, most, words, relative, **more):
         " and values, of size 64; bytes of all calls of torch.distributed"
     )
     given = text(16 * world_size, size=64, heads=4, shared=2)
-    unit, few = 2 * given["key"].nbytes // world_size, 2000
+    unit = 2 * given["key"].nbytes // world_size
+    few = 2000
     for rank, came in enumerate(check_around(given, world_size, relative, **more)):
         right = (rank + 1) % world_size
         for other, size in enumerate(came["sent"]):
             wanted = f"everything sent to the right, to rank {right}"
-            require(
-                other == right or size <= few, f"rank {rank} sent {size:.0f} bytes to rank {other}", wanted
-            )
+            is_right = other == right or size <= few
+            require(is_right, f"rank {rank} sent {size:.0f} bytes to rank {other}", wanted)
         sent = came["sent"][right]
         times = f"{sent / unit:.2f} times the keys and values of a process, which are {unit} bytes"
         fine = least * unit <= sent <= most * unit + few
@@ -459,7 +516,8 @@ def megabytes(value):
 def check_memory(backward):
     """One pass with a head so wide that nothing else than the shards needs memory."""
     needs_memory()
-    (function, names, wanted), unit = WAYS[backward], 8 * LENGTH // RANKS * WIDE
+    function, names, wanted = WAYS[backward]
+    unit = 8 * LENGTH // RANKS * WIDE
     tried(
         f"{RANKS} processes, {function} with a text of {LENGTH} positions and one head of size {WIDE}; the"
         f" keys and values of a process are {megabytes(unit)}; peak memory as the kernel counts it"
@@ -469,13 +527,16 @@ def check_memory(backward):
     thin = text(LENGTH, size=2, texts=1, heads=1)
     right = whole(thin)
     given = thin | {name: right[name].float() for name in PAIR}
-    right = {name: one @ wide[:, -2:].double() if one.shape[-1] > 1 else one for name, one in right.items()}
-    shards = [[shard(given[name], rank, RANKS) for name in names] for rank in range(RANKS)]
-    ranks = run(large, [{"function": function, "wide": wide, "tensors": one} for one in shards])
+    for name, one in right.items():
+        if one.shape[-1] > 1:
+            right[name] = one @ wide[:, -2:].double()
+    inputs = []
+    for mine in shards_of(given, names, RANKS):
+        inputs.append({"function": function, "wide": wide, "tensors": mine})
+    ranks = run(large, inputs)
     for rank, came in enumerate(ranks):
         for name, got in zip(wanted, came["found"], strict=True):
-            its = f"the {'gradient of the ' * backward}{name} on rank {rank}"
-            check_numbers(its, got, shard(right[name], rank, RANKS), 1e-3)
+            check_numbers(result_named(name, rank, backward), got, shard(right[name], rank, RANKS), 1e-3)
     for rank, came in enumerate(ranks):
         most = (9.75 if backward else 6.5) * unit
         words = f"rank {rank} needed {megabytes(came['needed'])} in {function}, in addition to its inputs"
@@ -490,7 +551,8 @@ def test_4c_no_process_holds_all_keys_and_values():
 def check_left_out(backward):
     """NaN in the values of one chunk, in each text of a different one: no query of an earlier chunk is to
     have anything of it. A product with 0 would be NaN, too."""
-    chunks, function = 8, WAYS[backward][0]
+    chunks = 8
+    function, _, _ = WAYS[backward]
     tried(
         f"4 processes, {function} with {chunks - 1} texts of {chunks} chunks; in each text, the values of one"
         " chunk are NaN"
@@ -502,12 +564,14 @@ def check_left_out(backward):
         given["value"][number, :, 3 * (number + 1) : 3 * (number + 2)] = torch.nan
     name = "query" if backward else "output"
     for rank, came in enumerate(run_around(given, 4, backward)):
-        got, expected = came["found"][0]["came"][0], shard(right[name], rank, 4)
-        what = f"the {'gradient of the ' * backward}{name} on rank {rank}, for chunks before that of NaN"
+        got = came["found"][0]["came"][0]
+        expected = shard(right[name], rank, 4)
+        what = f"{result_named(name, rank, backward)}, for chunks before that of NaN"
         places = torch.tensor(places_of(3 * chunks, rank, 4))
         earlier = (places < 3 * torch.arange(1, chunks)[:, None])[:, None, :, None]
         if isinstance(got, torch.Tensor) and got.shape == expected.shape:
-            got, expected = got.where(earlier, 0), expected.where(earlier, 0)
+            got = got.where(earlier, 0)
+            expected = expected.where(earlier, 0)
         close(what, got, expected)
 
 

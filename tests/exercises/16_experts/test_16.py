@@ -49,7 +49,9 @@ def route(student, me, cases):
     for case in cases:
         logits = by_columns(case["logits"]).requires_grad_()
         came = student.route(logits, case["top_k"], case["capacity"])
-        weights = came[2] if isinstance(came, list | tuple) and len(came) == 3 else None
+        weights = None
+        if isinstance(came, list | tuple) and len(came) == 3:
+            weights = came[2]
         if torch.is_tensor(weights) and weights.shape == case["above"].shape and weights.requires_grad:
             weights.backward(case["above"])
         found.append({"came": came, "gradient": logits.grad})
@@ -91,8 +93,10 @@ def there_and_back(student, me, cases):
     """Tokens to their experts, and back; with `above`, their gradients too. And bytes that were sent."""
     found = []
     for case in cases:
-        x, weights = by_columns(case["x"]).requires_grad_(), case["weights"].requires_grad_()
-        experts, marks = [Expert(**one) for one in case["matrices"]], [len(me.calls)]
+        x = by_columns(case["x"]).requires_grad_()
+        weights = case["weights"].requires_grad_()
+        experts = [Expert(**one) for one in case["matrices"]]
+        marks = [len(me.calls)]
         arrived, plan = student.dispatch(x, case["tokens"], case["experts"], case["number"])
         marks.append(len(me.calls))
         answers = [expert(rows) for rows, expert in zip(arrived, experts, strict=True)]
@@ -100,7 +104,11 @@ def there_and_back(student, me, cases):
         marks.append(len(me.calls))
         if "above" in case:
             output.backward(by_columns(case["above"]))
-        sent = [[me.sent(mark, other) for other in range(me.world_size)] for mark in [*marks, len(me.calls)]]
+        marks.append(len(me.calls))
+
+        sent = []  # since each mark, to each rank
+        for mark in marks:
+            sent.append([me.sent(mark, other) for other in range(me.world_size)])
         slopes = [[one.up.grad, one.down.grad] for one in experts]
         came = {"output": output, "x": x.grad, "weights": weights.grad, "experts": slopes, "sent": sent}
         found.append(came)
@@ -146,7 +154,9 @@ class Model(nn.Module):
 
 def train(student, me, given):
     """Some steps of training: parts of losses, gradients after add_up_gradients, weights at the end."""
-    model, losses, gradients = Model(student, given["model"]), [], None
+    model = Model(student, given["model"])
+    losses = []
+    gradients = {}
     for x, targets in given["batches"]:
         model.zero_grad()
         output, balance = model(x)
@@ -154,7 +164,9 @@ def train(student, me, given):
         loss.backward()
         student.add_up_gradients(model)
         named = dict(model.named_parameters())
-        gradients = gradients or {n: p.grad if p.grad is None else p.grad.clone() for n, p in named.items()}
+        if not gradients:
+            for name, parameter in named.items():
+                gradients[name] = None if parameter.grad is None else parameter.grad.clone()
         with torch.no_grad():  # torch.optim would take the grader's process seconds to import
             for parameter in model.parameters():
                 parameter -= 0 if parameter.grad is None else 0.2 * parameter.grad
@@ -192,12 +204,17 @@ def ranking(row):
 
 def choices_of(logits, top_k, capacity=None):
     """(token, expert) of each choice that is kept, in the order in which they travel."""
-    ranked, number = [ranking(row) for row in logits.tolist()], logits.shape[1]
-    queues = [[] for _ in range(number)]
+    ranked = [ranking(row) for row in logits.tolist()]
+    queues = [[] for _ in range(logits.shape[1])]
     for choice in range(top_k):
         for token, experts in enumerate(ranked):
             queues[experts[choice]].append(token)
-    return [(token, expert) for expert, queue in enumerate(queues) for token in queue[:capacity]]
+
+    kept = []
+    for expert, queue in enumerate(queues):
+        for token in queue[:capacity]:
+            kept.append((token, expert))
+    return kept
 
 
 def two(pairs):
@@ -215,15 +232,20 @@ def weighted(x, pairs, weights, experts):
     """Each token's answers times their weights, added up."""
     total = x.new_zeros(len(x), experts[0].down.shape[1])
     for number, expert in enumerate(experts):
-        mine = [entry for entry, (_, one) in enumerate(pairs) if one == number]
-        tokens = torch.tensor([pairs[entry][0] for entry in mine], dtype=torch.int64)
-        total = total.index_add(0, tokens, weights[mine][:, None] * expert(x[tokens]))
+        entries, tokens = [], []
+        for entry, (token, chosen) in enumerate(pairs):
+            if chosen == number:
+                entries.append(entry)
+                tokens.append(token)
+        tokens = torch.tensor(tokens, dtype=torch.int64)
+        total = total.index_add(0, tokens, weights[entries][:, None] * expert(x[tokens]))
     return total
 
 
 def part_of(rank, logits, chosen):
     """What the balancing loss of a process is."""
-    number, scores = logits[rank].shape[1], softmax(logits[rank]).sum(dim=0)
+    number = logits[rank].shape[1]
+    scores = softmax(logits[rank]).sum(dim=0)
     load = torch.cat(chosen).bincount(minlength=number).double() / sum(map(len, chosen))
     return number * (load * scores).sum() / sum(map(len, logits))
 
@@ -278,13 +300,27 @@ def near(got, value):
 
 def check_routes(*cases):
     """Route some logits in one process, and compare choices, order, weights and gradients."""
-    given = [
-        {"logits": one, "top_k": k, "capacity": most}
-        | {"above": floats(len(choices_of(one, k, most))).to(one.dtype)}
-        for one, k, most in cases
-    ]
+    given = []
+    for logits, top_k, capacity in cases:
+        kept = len(choices_of(logits, top_k, capacity))
+        above = floats(kept).to(logits.dtype)
+        given.append({"logits": logits, "top_k": top_k, "capacity": capacity, "above": above})
     for one, came in zip(given, run(route, [given])[0], strict=True):
         compare_route(one, **came)
+
+
+def are_alike(things):
+    """Whether these are three tensors of one dimension and of the same length."""
+    if len(things) != 3:
+        return False
+    for one in things:
+        if not torch.is_tensor(one) or one.ndim != 1 or one.shape != things[0].shape:
+            return False
+    return True
+
+
+def shape_in_words(thing):
+    return list(thing.shape) if torch.is_tensor(thing) else type(thing).__name__
 
 
 def compare_route(given, came, gradient):
@@ -292,20 +328,23 @@ def compare_route(given, came, gradient):
     where = f"for {so_many(len(logits), 'token')}, {so_many(logits.shape[1], 'expert')}, top_k {top_k}"
     where += "" if capacity is None else f", capacity {capacity}"
     things = came if isinstance(came, list) else [came]
-    shapes = [list(one.shape) if torch.is_tensor(one) else type(one).__name__ for one in things]
+    shapes = [shape_in_words(one) for one in things]
     wanted = "three tensors of one dimension, all of the same length: tokens, experts, weights"
-    fine = len(shapes) == 3 and all(len(one) == 1 and one == shapes[0] for one in shapes)
-    require(fine, f"route {where} returns what has the shapes {shapes}", wanted)
-    pairs, wanted = torch.stack(came[:2], 1).tolist(), choices_of(logits, top_k, capacity)
-    for token, row in enumerate(logits.tolist() if capacity is None else ()):
-        scores = ", ".join(f"{value:.3g}" for value in row)
-        what = f"{where}: the sorted list of experts of token {token}, with the logits {scores},"
-        went = sorted(expert for one, expert in pairs if one == token)
-        same(what, went, sorted(ranking(row)[:top_k]))
+    require(are_alike(things), f"route {where} returns what has the shapes {shapes}", wanted)
+
+    pairs = torch.stack(came[:2], 1).tolist()
+    wanted = choices_of(logits, top_k, capacity)
+    if capacity is None:
+        for token, row in enumerate(logits.tolist()):
+            scores = ", ".join(f"{value:.3g}" for value in row)
+            what = f"{where}: the sorted list of experts of token {token}, with the logits {scores},"
+            went = sorted(expert for one, expert in pairs if one == token)
+            same(what, went, sorted(ranking(row)[:top_k]))
     experts = [expert for _, expert in pairs]
     right = "first all entries for expert 0, then all for expert 1, and so on"
     require(experts == sorted(experts), f"{where}: experts is {experts}", right)
     same(f"{where}: the list of all [token, expert]", pairs, list(map(list, wanted)))
+
     tokens, experts = two(wanted)
     (leaf,) = leaves([logits])
     weights = softmax(leaf)[tokens, experts]
@@ -365,7 +404,9 @@ def balances(counts, number, top_k):
 
 def wrong_parts(rank, logits, chosen):
     """Words for mistakes, and what the part of this process would be."""
-    (own, number), total, choices = logits[rank].shape, sum(map(len, logits)), sum(map(len, chosen))
+    own, number = logits[rank].shape
+    total = sum(map(len, logits))
+    choices = sum(map(len, chosen))
     every = [part_of(one, logits, chosen) for one in range(len(logits))]
     known = {
         "not multiplied by the number of experts": every[rank] / number,
@@ -389,15 +430,18 @@ def test_2a_parts_of_the_balancing_loss(tokens_of_each_process, experts, top_k):
     """With top_k 2 in float64"""
     logits, chosen, ranks = balances(tokens_of_each_process, experts, top_k)
     for rank, came in enumerate(ranks):
-        what, got = f"the part of the balancing loss on rank {rank}", came["part"]
+        what = f"the part of the balancing loss on rank {rank}"
+        got = came["part"]
         part = part_of(rank, logits, chosen)
         for words, wrong in wrong_parts(rank, logits, chosen).items():
             require(near(got, part) or not near(got, wrong), f"{what}: {words}", f"{part:.6g}")
         close(what, got, part, 1e-10 if top_k == 2 else 2e-5, dtype=logits[0].dtype)
+
     # No process has told another one its logits, or which token has chosen what. A call for each expert's
     # count is enough for all, and which expert each token has chosen would be more, a byte each.
+    most = (experts + 2) * 1000
     for rank, other in permutations(range(len(ranks)), 2):
-        sent, most = ranks[rank]["sent"][other], (experts + 2) * 1000
+        sent = ranks[rank]["sent"][other]
         came = f"rank {rank} sent {sent:.0f} bytes to rank {other}"
         require(sent <= most, came, f"at most {most}, however many tokens there are: only counts")
 
@@ -433,41 +477,57 @@ def due(pairs, number, source, target):
     return sum(expert in experts for _, expert in pairs[source])
 
 
+def in_dtype(matrices, dtype):
+    return {name: value.to(dtype) for name, value in matrices.items()}
+
+
 class Journey:
     """Tokens of all ranks, and where they go."""
 
     def __init__(self, words, counts, number, top_k, width, bias=None, capacity=None, is_double=False, out=2):
-        kind = torch.float64 if is_double else torch.float32
+        dtype = torch.float64 if is_double else torch.float32
         logits = [distinct(count, number, bias) for count in counts]
-        self.number, self.world_size = number, len(counts)
+        self.number = number
+        self.world_size = len(counts)
         self.pairs = [choices_of(one, top_k, capacity) for one in logits]
-        self.x, self.above = ([floats(count, some).to(kind) for count in counts] for some in (width, out))
-        each = zip(logits, self.pairs, strict=True)
-        self.weights = [softmax(one)[two(pairs)].to(kind) for one, pairs in each]
-        self.matrices = [{k: v.to(kind) for k, v in one.items()} for one in experts_of(number, width, 3, out)]
+        self.x = [floats(count, width).to(dtype) for count in counts]
+        self.above = [floats(count, out).to(dtype) for count in counts]
+        self.weights = []
+        for one, pairs in zip(logits, self.pairs, strict=True):
+            self.weights.append(softmax(one)[two(pairs)].to(dtype))
+        self.matrices = [in_dtype(one, dtype) for one in experts_of(number, width, 3, out)]
+
         stored = "float64, stored by columns" if is_double else "float32"
-        self.words = (
-            f"tokens of each process {counts}, each of {width} numbers in {stored}; {number} experts, "
-        )
-        self.words += f"{so_many(sum(map(len, self.pairs)), 'choice')}; {words}"
+        choices = so_many(sum(map(len, self.pairs)), "choice")
+        self.words = f"tokens of each process {counts}, each of {width} numbers in {stored}; "
+        self.words += f"{number} experts, {choices}; {words}"
 
     def case(self, rank, backward):
         tokens, experts = two(self.pairs[rank])
         case = {"x": self.x[rank], "tokens": tokens, "experts": experts, "number": self.number}
-        case |= {"weights": self.weights[rank], "matrices": own(self.matrices, rank, self.world_size)}
-        return case | {"above": self.above[rank]} if backward else case
+        case["weights"] = self.weights[rank]
+        case["matrices"] = own(self.matrices, rank, self.world_size)
+        if backward:
+            case["above"] = self.above[rank]
+        return case
 
     def rows(self, expert):
         """What an expert gets from all processes."""
-        each = zip(self.x, self.pairs, strict=True)
-        return torch.cat([x[[token for token, one in pairs if one == expert]] for x, pairs in each])
+        found = []
+        for x, pairs in zip(self.x, self.pairs, strict=True):
+            found.append(x[[token for token, one in pairs if one == expert]])
+        return torch.cat(found)
+
+    def token(self, row):
+        """Which token this row is."""
+        for rank, x in enumerate(self.x):
+            for number, own in enumerate(x):
+                if near(row, own):
+                    return f"token {number} of rank {rank}"
+        return "no token"
 
     def tokens(self, rows):
-        """Which tokens these rows are."""
-        every = [
-            (own, f"token {n} of rank {rank}") for rank, x in enumerate(self.x) for n, own in enumerate(x)
-        ]
-        return [next((words for own, words in every if near(row, own)), "no token") for row in rows]
+        return [self.token(row) for row in rows]
 
     def outputs(self, xs, weights, experts):
         each = zip(xs, self.pairs, weights, strict=True)
@@ -501,7 +561,10 @@ def each_of(group, body, backward=False):
     """Each of some journeys of as many processes, made in one run, and what came of it on each rank."""
     drawn = [one() for one in group]
     tried("; then ".join(one.words for one in drawn))
-    ranks = run(body, [[one.case(rank, backward) for one in drawn] for rank in range(drawn[0].world_size)])
+    inputs = []
+    for rank in range(drawn[0].world_size):
+        inputs.append([one.case(rank, backward) for one in drawn])
+    ranks = run(body, inputs)
     for number, one in enumerate(drawn):
         tried(one.words)
         yield one, [came[number] for came in ranks]
@@ -515,13 +578,15 @@ def test_3a_each_row_arrives_at_its_expert(group):
 
 
 def compare_arrived(one, rank, arrived):
-    experts, is_list = own(range(one.number), rank, one.world_size), isinstance(arrived, list)
+    experts = own(range(one.number), rank, one.world_size)
+    is_list = isinstance(arrived, list)
     kind = f"list of {so_many(len(arrived), 'thing')}" if is_list else type(arrived).__name__
     wanted = f"a list with {so_many(len(experts), 'tensor')}: one for each expert of this process"
     is_right = is_list and len(arrived) == len(experts)
     require(is_right, f"on rank {rank}, arrived is a {kind}", wanted)
     for place, (expert, got) in enumerate(zip(experts, arrived, strict=True)):
-        what, right = f"for expert {expert} (arrived[{place}] on rank {rank})", one.rows(expert)
+        what = f"for expert {expert} (arrived[{place}] on rank {rank})"
+        right = one.rows(expert)
         is_rows = torch.is_tensor(got) and got.ndim == 2
         require(is_rows, f"what came {what} is no tensor of two dimensions", f"{so_many(len(right), 'row')}")
         same(f"the list of rows that came {what}", one.tokens(got), one.tokens(right))
@@ -531,20 +596,31 @@ def compare_arrived(one, rank, arrived):
 @pytest.mark.parametrize("group", JOURNEYS)
 def test_3b_answers_come_back_weighted(group):
     for one, ranks in each_of(group, there_and_back):
-        xs, weights = double(one.x), double(one.weights)
+        xs = double(one.x)
+        weights = double(one.weights)
         experts = [Expert(**double(matrices)).requires_grad_(False) for matrices in one.matrices]
         right = one.outputs(xs, weights, experts)
         for rank, came in enumerate(ranks):
-            what, pairs = f"the output of combine on rank {rank}", one.pairs[rank]
-            last = [all(later != token for later, _ in pairs[n:]) for n, (token, _) in enumerate(pairs, 1)]
-            for words, wrong in (
-                ("as if all weights were 1", torch.ones(len(pairs))),
-                ("only the last answer to each token is in it", weights[rank] * torch.tensor(last)),
-            ):
+            what = f"the output of combine on rank {rank}"
+            pairs = one.pairs[rank]
+            mistakes = {
+                "as if all weights were 1": torch.ones(len(pairs)),
+                "only the last answer to each token is in it": weights[rank] * are_last(pairs),
+            }
+            for words, wrong in mistakes.items():
                 known = near(came["output"], weighted(xs[rank], pairs, wrong, experts))
                 wanted = "the sum of all answers to a token, each times its weight"
                 require(near(came["output"], right[rank]) or not known, f"{what}: {words}", wanted)
             close(what, came["output"], right[rank], dtype=one.x[0].dtype)
+
+
+def are_last(pairs):
+    """Of each choice, whether its token has no later one."""
+    last, seen = [], set()
+    for token, _ in reversed(pairs):
+        last.insert(0, token not in seen)
+        seen.add(token)
+    return torch.tensor(last)
 
 
 @pytest.mark.parametrize("group", JOURNEYS)
@@ -582,8 +658,10 @@ def test_3d_only_necessary_rows_travel(journey):
     compare_gradients(one, ranks)
     for way, (source, target) in product(range(3), permutations(range(one.world_size), 2)):
         sent = [since[target] for since in ranks[source]["sent"]]
-        there, back = (due(one.pairs, one.number, *ends) for ends in ((source, target), (target, source)))
-        got, rows = sent[way] - sent[way + 1], (there, back, there + back)[way]
+        there = due(one.pairs, one.number, source, target)
+        back = due(one.pairs, one.number, target, source)
+        got = sent[way] - sent[way + 1]
+        rows = (there, back, there + back)[way]
         what = f"in {WAYS[way]}, rank {source} sent {got / 1000:.1f} kB to rank {target}"
         more = COUNTS * (2 if way == 2 else 1)
         expected = f"{so_many(rows, 'row')} of 8.2 kB, and at most {more / 1000:.1f} kB more"
@@ -594,9 +672,9 @@ def test_3d_only_necessary_rows_travel(journey):
 
 
 def layer_of(width, inside, number, top_k, capacity=None, out=None):
-    more = {"top_k": top_k, "capacity": capacity}
-    router = floats(number, width), floats(number) / 2
-    return {"router": list(router), "experts": experts_of(number, width, inside, out or width), **more}
+    router = [floats(number, width), floats(number) / 2]
+    experts = experts_of(number, width, inside, out or width)
+    return {"router": router, "experts": experts, "top_k": top_k, "capacity": capacity}
 
 
 def own_layer(layer, rank, world_size):
@@ -623,13 +701,20 @@ NAMES = ("tokens_of_each_process", "experts", "top_k", "capacity", "width_of_ans
 def test_4a_the_layer(tokens_of_each_process, experts, top_k, capacity, width_of_answers):
     """Tokens of 4 numbers; with a capacity in evaluation mode; 12 experts begin with nn.ReLU(inplace=True)"""
     given = layer_of(4, 6, experts, top_k, capacity, width_of_answers)
-    given["experts"] = [one | {"in_place": experts == 12} for one in given["experts"]]
+    for one in given["experts"]:
+        one["in_place"] = experts == 12
     xs = [clear_rows(count, given["router"], top_k) for count in tokens_of_each_process]
-    jobs = [{"layer": own_layer(given, rank, len(xs)), "x": x} for rank, x in enumerate(xs)]
-    ranks = run(layer, [job | {"evaluation": capacity is not None} for job in jobs])
+    jobs = []
+    for rank, x in enumerate(xs):
+        mine = own_layer(given, rank, len(xs))
+        jobs.append({"layer": mine, "x": x, "evaluation": capacity is not None})
+    ranks = run(layer, jobs)
+
+    xs = double(xs)
     with torch.no_grad():
-        whole, xs = mixture_of(REFERENCE, double(given)), double(xs)
-        outputs, logits = [whole(x)[0] for x in xs], [whole.router(x) for x in xs]
+        whole = mixture_of(REFERENCE, double(given))
+        outputs = [whole(x)[0] for x in xs]
+        logits = [whole.router(x) for x in xs]
         whole.capacity = None
         unlimited = [whole(x)[0] for x in xs]
     chosen = [two(choices_of(one, top_k))[1] for one in logits]
@@ -646,7 +731,8 @@ def test_4a_the_layer(tokens_of_each_process, experts, top_k, capacity, width_of
 
 def training():
     width, tokens = 5, 24
-    first, after = floats(width, 4) / 2, floats(3, width) / width**0.5
+    first = floats(width, 4) / 2
+    after = floats(3, width) / width**0.5
     blocks = {"one": layer_of(width, 4, 12, 1), "other": layer_of(width, 3, 12, 2)}
     batches = [[floats(tokens, 4), floats(tokens, 3)] for _ in range(3)]
     return double({"model": {"first": first, "after_experts": after, "blocks": blocks}, "batches": batches})
@@ -656,7 +742,8 @@ def own_training(given, rank, sizes):
     """What a rank gets: its experts, and its tokens, as many as the next rank had in the step before."""
     batches = []
     for step, (x, y) in enumerate(given["batches"]):
-        these = [*sizes[step % len(sizes) :], *sizes[: step % len(sizes)]]
+        shift = step % len(sizes)
+        these = [*sizes[shift:], *sizes[:shift]]
         batches.append([x.split(these)[rank].clone(), y.split(these)[rank].clone()])
     blocks = {name: own_layer(one, rank, len(sizes)) for name, one in given["model"]["blocks"].items()}
     return {"model": given["model"] | {"blocks": blocks}, "batches": batches}
@@ -673,27 +760,29 @@ def whole_name(name, rank, local):
 def test_4b_one_curve(tokens_of_each_process):
     """3 steps of a model with two Mixtures of 12 experts, top_k 1 and 2, in float64; in the next step, each
     process has as many tokens as the next process had before"""
-    given, world_size = training(), len(tokens_of_each_process)
+    given = training()
+    world_size = len(tokens_of_each_process)
     one = train(REFERENCE, None, double(given))
-    gradients = {
-        name: torch.zeros_like(one["weights"][name]) if its is None else its
-        for name, its in one["gradients"].items()
-    }
+    gradients = {}
+    for name, gradient in one["gradients"].items():
+        gradients[name] = torch.zeros_like(one["weights"][name]) if gradient is None else gradient
+
     jobs = [own_training(given, rank, tokens_of_each_process) for rank in range(world_size)]
     ranks = run(train, jobs)
-    names = [
-        (rank, mine, whole_name(mine, rank, 12 // world_size))
-        for rank, job in enumerate(jobs)
-        for mine, _ in Model(REFERENCE, job["model"]).named_parameters()
-    ]
+    names = []
+    for rank, job in enumerate(jobs):
+        for mine, _ in Model(REFERENCE, job["model"]).named_parameters():
+            names.append((rank, mine, whole_name(mine, rank, 12 // world_size)))
+
     for rank, mine, name in names:
-        got, right = ranks[rank]["gradients"][mine], gradients[name]
+        got = ranks[rank]["gradients"][mine]
+        right = gradients[name]
         # An expert to which nothing came may have no gradient at all.
         if got is not None or right.any():
             close(f"the gradient of {name} on rank {rank} in the first step", got, right, relative=1e-6)
     for rank, mine, name in names:
-        got, what = ranks[rank]["weights"][mine], f"{name} on rank {rank} after 3 steps"
-        close(what, got, one["weights"][name], relative=1e-6)
+        what = f"{name} on rank {rank} after 3 steps"
+        close(what, ranks[rank]["weights"][mine], one["weights"][name], relative=1e-6)
     for step, loss in enumerate(one["losses"]):
         what = f"the sum of all processes' losses in step {step + 1}"
         close(what, sum(came["losses"][step] for came in ranks), loss, relative=1e-6)

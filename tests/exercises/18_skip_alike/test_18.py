@@ -36,7 +36,8 @@ SGD, ADAM = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}), ("Adam"
 
 def judge(student, me, given):
     """One guard, asked about several norms; and another one, which gets its norms in the middle."""
-    guard, answers, resumed = student.Guard(**given["options"]), [], []
+    guard = student.Guard(**given["options"])
+    answers, resumed = [], []
     for number, norm in enumerate(given["norms"]):
         if number == given["saved_after"]:
             other = student.Guard(**given["options"])
@@ -52,8 +53,10 @@ def totals(student, me, cases):
     for gradients in cases:
         kept = [gradient.clone() for gradient in gradients]
         norm = student.total_norm(gradients)
-        pairs = zip(gradients, kept, strict=True)
-        changed = sum(not torch.equal(one.nan_to_num(), old.nan_to_num()) for one, old in pairs)
+        changed = 0
+        for gradient, before in zip(gradients, kept, strict=True):
+            if not torch.equal(gradient.nan_to_num(), before.nan_to_num()):
+                changed += 1
         found.append({"norm": norm, "changed": changed})
     return found
 
@@ -85,7 +88,8 @@ class Model(nn.Module):
 
 def train(student, me, given):
     """Some steps, with one list of micro-batches for each."""
-    model, guard = Model(given["state"]), Limit(given["limit"])
+    model = Model(given["state"])
+    guard = Limit(given["limit"])
     name, options = given["optimizer"]
     optimizer = getattr(torch.optim, name)(model.parameters(), **options)
     falls = given["rate_falls"]
@@ -93,11 +97,11 @@ def train(student, me, given):
     taken, weights, rates, asked, shared = [], [], [], [], []
     for micro_batches in given["steps"]:
         rates.append(optimizer.param_groups[0]["lr"])
-        before, messages = len(guard.asked), len(me.calls)
+        before = len(guard.asked)
+        messages = len(me.calls)
         taken.append(student.train_step(model, optimizer, scheduler, guard, micro_batches, given["clip"]))
         asked.append(guard.asked[before:])
-        names = [call["event"] for call in me.calls[messages:] if call.get("phase") == "begin"]
-        shared.append(len(names))
+        shared.append(sum(call.get("phase") == "begin" for call in me.calls[messages:]))
         weights.append({name: one.detach().clone() for name, one in model.named_parameters()})
     return {"taken": taken, "weights": weights, "rates": rates, "asked": asked, "shared": shared}
 
@@ -141,24 +145,11 @@ def test_1a_not_finite():
 def test_1b_too_large():
     """Norms near 1, and among them some above the limit, some just below it; the first four are accepted;
     times=4, count=6, fewest=4"""
-    check_guard(
-        [
-            *usual_norms(3),
-            30.0,
-            40.0,
-            *usual_norms(6),
-            4.7,
-            3.4,
-            *usual_norms(3),
-            50.0,
-            3.2,
-            *usual_norms(4),
-            5.0,
-        ],
-        4.0,
-        6,
-        4,
-    )
+    norms = [*usual_norms(3), 30.0, 40.0]
+    norms += [*usual_norms(6), 4.7, 3.4]
+    norms += [*usual_norms(3), 50.0, 3.2]
+    norms += [*usual_norms(4), 5.0]
+    check_guard(norms, 4.0, 6, 4)
 
 
 def test_1b_exactly_the_limit():
@@ -187,13 +178,19 @@ def bits(number):
     return struct.pack("d", number).hex() if isinstance(number, float) else repr(number)
 
 
+def all_numbers(gradients):
+    """The numbers of all ranks in one tensor, in float64."""
+    numbers = [torch.zeros(1).double()]  # for the case that there are none
+    for mine in gradients:
+        numbers += [gradient.double().flatten() for gradient in mine]
+    return torch.cat(numbers)
+
+
 def check_totals(cases):
     """`cases` has, for each call, the gradients of each rank."""
     ranks = run(totals, [list(mine) for mine in zip(*cases, strict=True)])
     for number, gradients in enumerate(cases, 1):
-        numbers = torch.cat(
-            [torch.zeros(1).double()] + [one.double().flatten() for mine in gradients for one in mine]
-        )
+        numbers = all_numbers(gradients)
         right = numbers.square().sum().sqrt().item()
         for rank, came in enumerate(ranks):
             what = f"total_norm on rank {rank} (call {number})"
@@ -234,7 +231,9 @@ def test_2b_huge():
 def drawn_state(double=False):
     shapes = {"first.weight": (6, 5), "first.bias": (6,), "last.weight": (3, 6), "last.bias": (3,)}
     state = {name: floats(*shape) for name, shape in shapes.items()} | {"spare": floats(4)}
-    return {name: one.double() for name, one in state.items()} if double else state
+    if double:
+        state = {name: one.double() for name, one in state.items()}
+    return state
 
 
 def drawn_batch(number, double=False):
@@ -269,23 +268,26 @@ def check_steps(steps, optimizer, state, limit=INF, rate_falls=False, counts_mes
     name, options = optimizer
     given = {"state": state, "limit": limit, "clip": CLIP, "optimizer": optimizer, "rate_falls": rate_falls}
     ranks = run(train, [given | {"steps": list(mine)} for mine in zip(*steps, strict=True)])
-    right, taken = Model(state).double(), []
+    right = Model(state).double()
     stepper = Optimizer(name, right.parameters(), dict(options))
+    taken = []
     for number, step in enumerate(steps, 1):
         stepper.zero_grad()
         norm, gradients = backward(right, step)
         taken.append(math.isfinite(norm) and norm <= limit)
         if abs(norm / limit - 1) < 0.01:
             raise RuntimeError("the grader has drawn a norm at the limit")
-        stepper.options["lr"] = rate = options["lr"] / (number if rate_falls else 1)
+        rate = options["lr"] / (number if rate_falls else 1)
+        stepper.options["lr"] = rate
         if taken[-1]:
             for gradient in gradients:
                 gradient *= min(1.0, CLIP / (norm + 1e-6))
             stepper.step()
+        after = f"after step {number}" if taken[-1] else f"after step {number} (skipped)"
         for rank, came in enumerate(ranks):
             compare_step(came, rank, number, norm, taken[-1])
             for name, expected in right.named_parameters():
-                what = f"{name} after step {number}{' (skipped)' * (not taken[-1])} on rank {rank}"
+                what = f"{name} {after} on rank {rank}"
                 close(what, came["weights"][number - 1].get(name), expected.detach(), 2e-4, scale=1.0)
             close(f"the learning rate in step {number} on rank {rank}", came["rates"][number - 1], rate, 1e-6)
             if counts_messages:
@@ -321,7 +323,9 @@ def drawn_steps(number, world_size, parts, double=False):
     """`parts` micro-batches of 3 and more examples for each rank, in each step."""
     steps = []
     for _ in range(number):
-        steps.append([[drawn_batch(3 + part, double) for part in range(parts)] for _ in range(world_size)])
+        steps.append([])
+        for _ in range(world_size):
+            steps[-1].append([drawn_batch(3 + part, double) for part in range(parts)])
     return steps
 
 
@@ -353,11 +357,13 @@ def test_3b_nan_in_the_first_micro_batch():
 
 @pytest.mark.parametrize("double", [False, True])
 def test_3c_large_on_one_rank(double):
+    more = " (everything is float64)" if double else ""
     tried(
         "2 processes, 5 steps of SGD with 2 micro-batches each; the guard's limit is 60; in steps 2 and 4, "
-        f"the first micro-batch of rank 1 has a far larger norm{' (everything is float64)' * double}"
+        f"the first micro-batch of rank 1 has a far larger norm{more}"
     )
-    state, steps = drawn_state(double), drawn_steps(5, 2, 2, double)
+    state = drawn_state(double)
+    steps = drawn_steps(5, 2, 2, double)
     for number in (1, 3):
         steps[number][1][0] = large_batch(state, 4, 2000.0)
     assert check_steps(steps, SGD, state, limit=60.0) == [True, False, True, False, True]
@@ -366,7 +372,8 @@ def test_3c_large_on_one_rank(double):
 def test_3c_large_only_before_the_average():
     """3 processes, 2 steps of SGD; in step 1, the norm of rank 1's own gradient is above the guard's limit,
     and the norm of the averaged gradient is below it"""
-    state, steps = drawn_state(), drawn_steps(2, 3, 1)
+    state = drawn_state()
+    steps = drawn_steps(2, 3, 1)
     steps[0][1] = [large_batch(state, 4, 30.0)]
     own, _ = backward(Model(state).double(), steps[0][1:2])
     averaged, _ = backward(Model(state).double(), steps[0])
