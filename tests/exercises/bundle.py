@@ -27,9 +27,8 @@ def contents():
 def requirements():
     """What the grader imports: torch, pytest and psutil as the lessons pin them, and numpy."""
     lines = (ROOT / "requirements.txt").read_text().splitlines()
-    return "\n".join(
-        [line for line in lines if line.startswith(("torch==", "pytest==", "psutil=="))] + ["numpy", ""]
-    )
+    pinned = [line for line in lines if line.startswith(("torch==", "pytest==", "psutil=="))]
+    return "\n".join([*pinned, "numpy", ""])
 
 
 def build(path):

@@ -48,7 +48,8 @@ def cases(one):
         Case(one["id"], "solution", "solution", solution),
         Case(one["id"], "starter", "starter", starter),
     ]
-    found += [Case(one["id"], "other", name, solution | files) for name, files in overlays(one)]
+    for name, files in overlays(one):
+        found.append(Case(one["id"], "other", name, solution | files))
     for mutant in tomllib.loads((HERE / one["stem"] / "mutants.toml").read_text())["mutant"]:
         file = mutant.get("file", one["files"][0])
         text = (starter if mutant.get("of") == "starter" else solution)[file]
@@ -66,15 +67,21 @@ def overlays(one):
     path = HERE / one["stem"] / "others.py"
     if not path.exists():
         return
-    tree = ast.parse(path.read_text()).body[1:]
-    functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
-    common = written(node for node in tree if node not in functions)
+    functions, common = [], []
+    for node in ast.parse(path.read_text()).body[1:]:
+        if isinstance(node, ast.FunctionDef):
+            functions.append(node)
+        else:
+            common.append(node)
     for node in functions:
         if len(one["files"]) > 1:
             parts = {f"{one['stem']}/{part.name}.py": part.body for part in node.body[1:]}
         else:
             parts = {one["files"][0]: node.body}
-        yield node.name, {file: laid_over(SOLUTIONS / file, common, body) for file, body in parts.items()}
+        files = {}
+        for file, body in parts.items():
+            files[file] = laid_over(SOLUTIONS / file, written(common), body)
+        yield node.name, files
 
 
 def laid_over(path, common, body):
@@ -90,62 +97,98 @@ def written(nodes):
     return ast.unparse(ast.Module([*nodes], []))
 
 
-def verdict(case, seed):
-    """Whether a submission is graded as it must be, and a line about it."""
-    one, begin = exercise(case.identity), time.monotonic()
+def graded(case, seed):
+    """The results of the checks, and what pytest has printed."""
+    one = exercise(case.identity)
     with tempfile.TemporaryDirectory() as folder:
         for name, text in case.files.items():
             Path(folder, name).parent.mkdir(exist_ok=True)
             Path(folder, name).write_text(text)
         # Of a mutant the check that is named, and what must pass before it: others would tell nothing.
-        graded, said = batch.grade(folder, case.killed_by or one["id"], seed)
-    results = graded.get(one["id"], [])
+        results, said = batch.grade(folder, case.killed_by or one["id"], seed)
+    return results.get(one["id"], []), said
+
+
+def verdict(case, seed):
+    """Whether a submission is graded as it must be, and a line about it."""
+    one = exercise(case.identity)
+    begin = time.monotonic()
+    results, said = graded(case, seed)
     score = sum(result["score"] for result in results)
+    total = sum(result["points"] for result in results)
     failed = [result for result in results if result["status"] != "passed"]
-    first = failed[0] if failed else None
-    words = f"{first['id']} {first['status']}: {first['came']} | {first['expected']}" if first else ""
+
+    words = ""
+    if failed:
+        first = failed[0]
+        words = f"{first['id']} {first['status']}: {first['came']} | {first['expected']}"
     if not results:
         right, words = False, f"pytest gave no results: {said[-900:]}"
     elif any(result["status"] == "infrastructure" for result in results):
         right = False
     elif case.kind == "mutant":
-        hint = next(iter(first["hints"]), "") if first else ""
-        right = [result["id"] for result in failed] == [case.killed_by]
-        right = right and "check cannot read" not in first["came"]
-        right = right and bool(re.search(case.came, first["came"]) and re.search(case.hint, hint))
-        words += f" | hint: {hint}" * bool(case.hint)
+        right = is_killed(case, failed)
+        if case.hint:
+            words += f" | hint: {hint_of(failed)}"
         words = words or f"nothing failed, and it must fail {case.killed_by}"
+    elif case.kind == "starter":
+        right = score == one.get("floor", 0)
     else:
-        right = score == (one.get("floor", 0) if case.kind == "starter" else points_of(one))
-    of = number(sum(result["points"] for result in results))
+        right = score == points_of(one)
+    mark = "ok  " if right else "BAD "
     seconds = f"{time.monotonic() - begin:6.2f} s"
-    text = f"{case.identity} {case.kind:9}{case.name:44} {number(score):>3} of {of:3}{seconds}  {words}"
-    return right, f"{'ok  ' if right else 'BAD '}{text}".rstrip()
+    points = f"{number(score):>3} of {number(total):3}"
+    text = f"{mark}{case.identity} {case.kind:9}{case.name:44} {points}{seconds}  {words}"
+    return right, text.rstrip()
+
+
+def hint_of(failed):
+    """What a student reads first about the first check that failed."""
+    return failed[0]["hints"][0] if failed and failed[0]["hints"] else ""
+
+
+def is_killed(case, failed):
+    """Whether a mutant has failed the check that is to find it, and that alone, and in the words that it
+    must."""
+    if [result["id"] for result in failed] != [case.killed_by]:
+        return False
+    came = failed[0]["came"]
+    if "check cannot read" in came:
+        return False
+    return bool(re.search(case.came, came) and re.search(case.hint, hint_of(failed)))
 
 
 def unfinished(one):
     """What a finished exercise has and this one has not, in words. A new one falls short of all of it, and
     is graded all the same."""
     rows = cases(one)
-    kinds, killers = Counter(case.kind for case in rows), {case.killed_by for case in rows}
-    words = [
-        f"{kinds[kind]} {name} of at least {least}"
-        for kind, name, least in (("mutant", "mutants", MUTANTS), ("other", "other solutions", OTHERS))
-        if kinds[kind] < least
-    ]
-    words += [f"no mutant fails {entry['id']}" for entry in one["check"] if entry["id"] not in killers]
+    kinds = Counter(case.kind for case in rows)
+    killers = {case.killed_by for case in rows}
+    words = []
+    for kind, name, least in (("mutant", "mutants", MUTANTS), ("other", "other solutions", OTHERS)):
+        if kinds[kind] < least:
+            words.append(f"{kinds[kind]} {name} of at least {least}")
+    for entry in one["check"]:
+        if entry["id"] not in killers:
+            words.append(f"no mutant fails {entry['id']}")
     # A bug hunt is tried by its own start.py.
-    tried = f'"{one["id"]}": (try_' in (STARTERS / "try.py").read_text() or one["id"] == "04a"
-    return words if tried else [*words, f"no try_{one['id']} in lessons/exercises/try.py"]
+    is_tried = f'"{one["id"]}": (try_' in (STARTERS / "try.py").read_text() or one["id"] == "04a"
+    if not is_tried:
+        words.append(f"no try_{one['id']} in lessons/exercises/try.py")
+    return words
 
 
 def sentence():
     """How much the grader is tested with, as tests/README.md says it: counted without running anything."""
     every = manifest()
-    kinds = Counter(case.kind for one in every for case in cases(one))
+    checks, points = 0, 0
+    kinds = Counter()
+    for one in every:
+        checks += len(one["check"])
+        points += points_of(one)
+        kinds.update(case.kind for case in cases(one))
     return (
-        f"{len(every)} exercises, {sum(len(one['check']) for one in every)} checks, "
-        f"{sum(map(points_of, every))} points. "
+        f"{len(every)} exercises, {checks} checks, {points} points. "
         f"The grader itself is tested with {kinds['mutant']} mutants of the solutions, each of which must "
         f"fail the check that names it, and {kinds['other']} alternative solutions that are correct."
     )
@@ -164,15 +207,24 @@ def main():
     if not SOLUTIONS.exists():
         raise SystemExit("error: this needs the folder solutions, which students do not get")
     exercises = [exercise(name) for name in arguments.exercises] or manifest()
-    every = [case for one in exercises for case in cases(one)]
-    todo = [case for case in every if arguments.grep in case.name or arguments.grep == case.killed_by]
-    begin, right = time.monotonic(), 0
+    todo = []
+    for one in exercises:
+        for case in cases(one):
+            if arguments.grep in case.name or arguments.grep == case.killed_by:
+                todo.append(case)
+
+    begin = time.monotonic()
+    right = 0
     with batch.pool(arguments.jobs) as pool:
         for is_right, line in pool.map(partial(verdict, seed=arguments.seed), todo):
             right += is_right
             print(line, flush=True)
     print(f"{right} of {len(todo)} graded as required, {time.monotonic() - begin:.0f} s")
-    lacking = [f"{one['id']} has {', '.join(words)}" for one in exercises if (words := unfinished(one))]
+    lacking = []
+    for one in exercises:
+        words = unfinished(one)
+        if words:
+            lacking.append(f"{one['id']} has {', '.join(words)}")
     if lacking:
         print(f"not finished: {'; '.join(lacking)}")
     if right != len(todo):

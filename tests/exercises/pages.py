@@ -40,18 +40,25 @@ def page(title, parts, kind=""):
 
 
 def row(cells, tag, numbers):
-    words = (f"<{tag}{' class=n' if n in numbers else ''}>{cell}</{tag}>" for n, cell in enumerate(cells))
-    return f"<tr>{''.join(words)}</tr>"
+    words = ""
+    for number, cell in enumerate(cells):
+        words += f"<{tag} class=n>{cell}</{tag}>" if number in numbers else f"<{tag}>{cell}</{tag}>"
+    return f"<tr>{words}</tr>"
 
 
 def table(head, lines, numbers):
     """`numbers` are the columns of numbers."""
-    rows = [row(head, "th", numbers), *(row(cells, "td", numbers) for cells in lines)]
-    return "\n".join(["<table>", *rows, "</table>"])
+    rows = ["<table>", row(head, "th", numbers)]
+    for cells in lines:
+        rows.append(row(cells, "td", numbers))
+    return "\n".join([*rows, "</table>"])
 
 
 def every(record):
-    return [result for results in record["exercises"].values() for result in results]
+    found = []
+    for results in record["exercises"].values():
+        found += results
+    return found
 
 
 def points(results):
@@ -76,7 +83,10 @@ def comments(record, name):
 
 
 def commented(record, name):
-    return "".join(f"<p><b>Comment:</b> {html.escape(words)}</p>" for words in comments(record, name))
+    words = ""
+    for comment in comments(record, name):
+        words += f"<p><b>Comment:</b> {html.escape(comment)}</p>"
+    return words
 
 
 def report(record):
@@ -184,7 +194,9 @@ def write_class(records, out, seed, by_hand):
     """The tables have the points after the corrections by hand; the item analysis has what the grader has
     found."""
     graded = [record for record in records if not record["infrastructure"]]
-    there = {identity for record in records for identity in record["exercises"]}
+    there = set()
+    for record in records:
+        there.update(record["exercises"])
     ours = [one for one in manifest() if one["id"] in there]
     names = [one["id"] for one in ours]
     maximum = wording.number(sum(points_of(one) for one in ours))
@@ -208,7 +220,8 @@ def write_class(records, out, seed, by_hand):
         corrected = " ".join(one["id"] for one in every(after) if one["corrected_from"] is not None)
         comments_of_all = []
         for name, some in after["comments"].items():
-            comments_of_all += [f"{name}: {words}" if name else words for words in some]
+            for words in some:
+                comments_of_all.append(f"{name}: {words}" if name else words)
         said_by_hand = safe("; ".join(comments_of_all))
         total = points(every(after))
         class_rows.append([student, *scores, total, maximum, status, absent, corrected, said_by_hand])

@@ -37,8 +37,12 @@ def starter(text):
 def answers(text):
     """The lines of a solution that no student may find anywhere: those that its starter has not."""
     known = {line.strip() for line in starter(text).splitlines()}
-    lines = [line.strip() for found in CUT.finditer(text) for line in INSTEAD.sub("", found[3]).splitlines()]
-    return [line for line in lines if line not in known]
+    found = []
+    for cut in CUT.finditer(text):
+        for line in INSTEAD.sub("", cut[3]).splitlines():
+            if line.strip() not in known:
+                found.append(line.strip())
+    return found
 
 
 def sources():
@@ -68,7 +72,8 @@ def forgotten():
     known = set()
     for one in manifest():
         stem, tests = one["stem"], f"test_{one['id']}.py"
-        text, counted = "".join((SOLUTIONS / name).read_text() for name in one["files"]), Counter()
+        text = "".join((SOLUTIONS / name).read_text() for name in one["files"])
+        counted = Counter()
         for entry in one["check"]:
             for need in set(entry.get("needs", [])) - known:
                 yield f"{stem}/exercise.toml: {entry['id']} needs {need}, and no check above it has this id"
@@ -77,9 +82,10 @@ def forgotten():
             known.add(entry["id"])
             counted[re.match(r"[^.]+\.\d+", entry["id"])[0]] += entry["points"]
         written = dict(re.findall(r"^ +(\d\d[a-z]?\.\d+) \((\d+) points?\)", text, re.M))
-        for part, points in counted.items() if written else ():
-            if written.get(part) != str(points):
-                yield f"solutions/{stem}.py: the docstring must say that {part} has {points} points"
+        if written:
+            for part, points in counted.items():
+                if written.get(part) != str(points):
+                    yield f"solutions/{stem}.py: the docstring must say that {part} has {points} points"
         if len(one["files"]) == 1 and f"{points_of(one)} points" not in text:
             yield f"solutions/{stem}.py: the docstring must say {points_of(one)} points in its first line"
         text = (HERE / stem / tests).read_text()

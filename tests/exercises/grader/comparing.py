@@ -27,17 +27,32 @@ def same(what: str, got: Any, expected: Any) -> None:
         raise Verdict("failed", f"{what} is {short(got)}{apart_from(got, expected)}", short(expected))
 
 
+def counted(some: list | dict | set) -> Counter:
+    """How often each item is there, in words; an item of a dict with its name."""
+    counts = Counter()
+    for item in some:
+        words = repr(item)
+        if isinstance(some, dict):
+            words += f": {some[item]!r}"
+        counts[words] += 1
+    return counts
+
+
 def apart_from(got: Any, expected: Any) -> str:
     """Of two lists, two dicts or two sets: which items are missing, and which are too much."""
     if type(got) is not type(expected) or not isinstance(got, list | dict | set) or not (got and expected):
         return ""
-    came, wanted = (
-        Counter(f"{item!r}: {one[item]!r}" if isinstance(one, dict) else repr(item) for item in one)
-        for one in (got, expected)
-    )
-    both = {"missing": wanted - came, "not expected": came - wanted}
-    words = [f"; {name}: {cut(', '.join(some.elements()))}" for name, some in both.items() if some]
-    return "".join(words) or "; the items are right, but in a different order" * isinstance(got, list)
+    came, wanted = counted(got), counted(expected)
+    missing = cut(", ".join((wanted - came).elements()))
+    too_much = cut(", ".join((came - wanted).elements()))
+    words = ""
+    if wanted - came:
+        words += f"; missing: {missing}"
+    if came - wanted:
+        words += f"; not expected: {too_much}"
+    if not words and isinstance(got, list):
+        words = "; the items are right, but in a different order"
+    return words
 
 
 def close(

@@ -65,12 +65,13 @@ def wanted(words: str) -> set[str]:
 
 def of_file(stem: str) -> set[str]:
     """The checks that look at the file of this name, where an exercise has several."""
-    return {
-        entry["id"]
-        for one in manifest()
-        for entry in one["check"]
-        if any(Path(file).stem == stem for file in entry.get("files", []))
-    }
+    found = set()
+    for one in manifest():
+        for entry in one["check"]:
+            stems = [Path(file).stem for file in entry.get("files", [])]
+            if stem in stems:
+                found.add(entry["id"])
+    return found
 
 
 def points_of(one: Exercise) -> float:

@@ -61,9 +61,12 @@ PLAIN = {
 def kind(entry: Entry, came: str) -> str:
     """What kind of failure this is, whatever is checked; no word if it is none of those above."""
     part = entry["id"].rstrip("abcdefghijklmnopqrstuvwxyz")
-    further = any(need.startswith(part) for need in entry.get("needs", []))
-    kinds = ALWAYS if further else ALWAYS | PLAIN
-    return next((name for name, (pattern, _) in kinds.items() if re.search(pattern, came)), "")
+    is_plain = not any(need.startswith(part) for need in entry.get("needs", []))
+    kinds = ALWAYS | PLAIN if is_plain else ALWAYS
+    for name, (pattern, _) in kinds.items():
+        if re.search(pattern, came):
+            return name
+    return ""
 
 
 def fitting(entry: Entry, came: str) -> list[str]:

@@ -260,8 +260,9 @@ def tried_by(item):
     """The first paragraph of the docstring, and the parameters: `different gradients; 3 processes,
     transposed`."""
     words = " ".join((item.function.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
     parts = []
-    for name, value in item.callspec.params.items() if hasattr(item, "callspec") else ():
+    for name, value in parameters.items():
         if name == "world_size":
             parts.append("1 process" if value == 1 else f"{value} processes")
         elif value is True:
@@ -301,6 +302,8 @@ def pytest_terminal_summary(terminalreporter, config):
         level = f"contained at level {ranks.SERVER.level} of 3 (see tests/README.md)"
         write(f"\nchecked {state.folder} with seed {state.seed}, {level}")
     if config.getoption("--results"):
-        found = {identity: [one.as_dict() for one in results] for identity, results in by_exercise.items()}
+        found = {}
+        for identity, results in by_exercise.items():
+            found[identity] = [one.as_dict() for one in results]
         Path(config.getoption("--results")).write_text(json.dumps(found))
     return (yield)

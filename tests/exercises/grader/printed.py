@@ -34,14 +34,18 @@ def whole(runs: list[Run]) -> str:
     """All that was printed, with what was tried above it."""
     lines = []
     for tried, count, texts in runs:
-        if texts:
-            lines += [f"-- {tried}"] * bool(tried)
-            lines += [line for rank, text in texts.items() for line in by(rank, count, text.splitlines())]
+        if texts and tried:
+            lines.append(f"-- {tried}")
+        for rank, text in texts.items():
+            lines += by(rank, count, text.splitlines())
     return "\n".join(lines)[:MOST]
 
 
 def shortened(lines: list[str], first: int, last: int) -> list[str]:
-    return fewer([line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..." for line in lines], first, last)
+    found = []
+    for line in lines:
+        found.append(line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ...")
+    return fewer(found, first, last)
 
 
 def fewer(lines: list[str], first: int, last: int) -> list[str]:
@@ -49,8 +53,10 @@ def fewer(lines: list[str], first: int, last: int) -> list[str]:
     no more than the beginning and the end of what is very long."""
     if len(lines) - first - last <= 1:
         return lines
-    stand_for = (LEFT_OUT.fullmatch(line) for line in lines[first:-last])
-    left = sum(int(one[1]) if one else 1 for one in stand_for)
+    left = 0
+    for line in lines[first:-last]:
+        stands_for = LEFT_OUT.fullmatch(line)
+        left += int(stands_for[1]) if stands_for else 1
     return [*lines[:first], f"... {left} lines left out", *lines[-last:]]
 
 

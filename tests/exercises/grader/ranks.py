@@ -67,17 +67,12 @@ CURRENT: ContextVar[Attempt] = ContextVar("attempt")
 def source_of(body):
     """The text of a function, and of all from the top of its file that it mentions."""
     tree = ast.parse(Path(inspect.getsourcefile(body)).read_text())
-    known, todo, wanted = {}, [body.__name__], set()
+    known = {}  # which statements make each name
     for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.asname or alias.name.split(".")[0] for alias in node.names]
-        elif hasattr(node, "name"):
-            names = [node.name]
-        else:
-            stored = [one for one in ast.walk(node) if isinstance(getattr(one, "ctx", None), ast.Store)]
-            names = [one.id for one in stored if isinstance(one, ast.Name)]
-        for name in names:
+        for name in names_made_by(node):
             known.setdefault(name, []).append(node)
+    wanted = set()
+    todo = [body.__name__]
     while todo:
         for node in known.get(todo.pop(), []):
             if node not in wanted:
@@ -86,11 +81,28 @@ def source_of(body):
     return ast.unparse(ast.Module([node for node in tree.body if node in wanted], []))
 
 
+def names_made_by(node):
+    """What a statement at the top of a file gives a name: a function, a class, what is imported or stored."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name.split(".")[0] for alias in node.names]
+    if hasattr(node, "name"):
+        return [node.name]
+    names = []
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            names.append(inner.id)
+    return names
+
+
 def mentioned(code):
-    names = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS")
-    found = [step.argval for step in dis.get_instructions(code) if step.opname in names]
-    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    return found + [name for one in inner for name in mentioned(one)]
+    found = []
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS"):
+            found.append(step.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found += mentioned(constant)
+    return found
 
 
 class Rank:
@@ -226,7 +238,12 @@ def run(attempt, body, inputs, *, group=True, student=True, main=None, files=Non
         # If it cannot remove what the run has left, the next run gets another sandbox.
         with contextlib.suppress(Broken):
             SERVER.ask("end")
-    printed = {rank.number: rank.printed().strip("\n") for rank in ranks if rank.printed().strip()}
+
+    printed = {}
+    for rank in ranks:
+        text = rank.printed()
+        if text.strip():
+            printed[rank.number] = text.strip("\n")
     attempt.printed.append((len(ranks), printed))
     seen = [rank.seen() for rank in ranks]
     attempt.roots = different_roots(dict(enumerate(seen)))
@@ -382,7 +399,10 @@ def busyness():
 
 def delays_of(found):
     """For how long each rank and its children have waited for a core."""
-    return [sum(one["delay"] for one in life) for life in found["lives"]]
+    delays = []
+    for life in found["lives"]:
+        delays.append(sum(one["delay"] for one in life))
+    return delays
 
 
 def too_much(found, cpu_seconds):

@@ -28,7 +28,9 @@ def call(event: Event) -> str:
 
 def begun(ranks: Ranks) -> Iterator[tuple[int, Event]]:
     for rank, one in ranks.items():
-        yield from ((rank, event) for event in one["events"] if event.get("phase") == "begin")
+        for event in one["events"]:
+            if event.get("phase") == "begin":
+                yield rank, event
 
 
 def not_received(ranks: Ranks) -> str:
@@ -37,18 +39,29 @@ def not_received(ranks: Ranks) -> str:
     counts = Counter()
     for rank, event in begun(ranks):
         name, peer = event["event"], event.get("peer")
-        if name in (*POINT, "batch_isend_irecv"):
-            if type(peer) is not int:
-                return ""
-            counts[(rank, peer) if "send" in name else (peer, rank)] += 1 if "send" in name else -1
-    left = [(*way, count) for way, count in sorted(counts.items()) if count > 0]
-    lines = [f"{count} from rank {source} to rank {target}" for source, target, count in left]
+        if name not in (*POINT, "batch_isend_irecv"):
+            continue
+        if type(peer) is not int:
+            return ""
+        if "send" in name:
+            counts[rank, peer] += 1
+        else:
+            counts[peer, rank] -= 1
+    lines = []
+    for (source, target), count in sorted(counts.items()):
+        if count > 0:
+            lines.append(f"{count} from rank {source} to rank {target}")
     return f"; messages that were not received: {', '.join(lines)}" if lines else ""
+
+
+def first_calls(ranks: Ranks) -> Ranks:
+    """Of each rank that is in a call, the one that it is in."""
+    return {rank: one["inside"][0] for rank, one in ranks.items() if one["inside"]}
 
 
 def waiting(ranks: Ranks, but: Iterable[int]) -> str:
     """Words about who waits for whom, beside the ranks that are the cause."""
-    inside = {rank: one["inside"][0] for rank, one in ranks.items() if one["inside"] and rank not in but}
+    inside = {rank: event for rank, event in first_calls(ranks).items() if rank not in but}
     if not inside:
         return ""
     first = next(iter(inside))
@@ -64,7 +77,8 @@ def unequal(ranks: Ranks, number: int = 0) -> str:
             calls.setdefault(event["number"], {})[rank] = event
     for _, same in sorted(calls.items()):
         first = next(iter(same.values()))
-        kinds, sizes = ({event[name] for event in same.values()} for name in ("event", "size"))
+        kinds = {event["event"] for event in same.values()}
+        sizes = {event["size"] for event in same.values()}
         if len(kinds) > 1:
             lines = ", ".join(f"rank {rank} called {call(event)}" for rank, event in same.items())
             return f"the ranks do not make the same calls: {lines}"
@@ -79,9 +93,12 @@ def standing(one: dict[str, Any], files: dict[str, str]) -> str:
     ` at line 31 of 04_sampler.py: time.sleep(9)`. No words where that is not known."""
     for name, line in STACK.findall(one.get("stack", "")):
         if name in files:
+            words = f" at line {line} of {name}"
             lines = files[name].splitlines()
             text = lines[int(line) - 1].strip() if 0 < int(line) <= len(lines) else ""
-            return f" at line {line} of {name}" + f": `{text}`" * bool(text)
+            if text:
+                words += f": `{text}`"
+            return words
     return ""
 
 
@@ -109,7 +126,7 @@ def different_roots(ranks: Ranks) -> str:
 
 def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     """All that still run wait for others, and nothing moves."""
-    wait = {rank: one["inside"][0] for rank, one in missing.items() if one["inside"]}
+    wait = first_calls(missing)
     returned = [rank for rank in ranks if rank not in missing]
     if not wait:
         those = f"{names(returned)} returned, and " if returned else ""
@@ -121,14 +138,18 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
         done = f"rank {first} was done with " if wait[first]["event"] in POINT else ""
         before = f"{names(returned)} returned before {done}{call(wait[first])}"
         return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
+
     # Nobody has returned. Somebody may be in a call that is none of torch.distributed, time.sleep for one.
     elsewhere = {rank: one for rank, one in missing.items() if rank not in wait}
     if elsewhere:
         return f"{stood(elsewhere, files)}; {names(wait)} waited in {call(wait[first])}"
+
     # At the earliest call of those that wait, they may not do the same.
     number = wait[first]["number"]
     kinds = {event["event"] for event in wait.values() if event["number"] == number}
-    if not kinds <= set(POINT) and (words := unequal(ranks, number)):
-        return words
+    if not kinds <= set(POINT):
+        words = unequal(ranks, number)
+        if words:
+            return words
     lines = "; ".join(f"rank {rank} in {call(event)}" for rank, event in wait.items())
     return f"all ranks are waiting and none can go on: {lines}{not_received(ranks)}"

@@ -21,18 +21,26 @@ def report(one: Exercise, results: list[Result], hints: int = 1, wanted: set[str
     """What a student reads: what fails first, and at the end all checks in order. Those that are `wanted`
     count; others were run because one of these needs them."""
     asked = [result for result in results if wanted is None or result.id in wanted]
-    some = len(asked) < len(one["check"])
-    total = sum(result.points for result in asked) if some else points_of(one)
-    earned = f"{number(sum(result.score for result in asked))} of {number(total)} points"
-    skipped = sum(result.points for result in asked if result.status == "skipped")
+    score, total, skipped = 0, 0, 0  # points
+    for result in asked:
+        score += result.score
+        total += result.points
+        if result.status == "skipped":
+            skipped += result.points
+    of = f" of {so_many(len(asked), 'check')}"
+    if len(asked) >= len(one["check"]):
+        total, of = points_of(one), ""
+    earned = f"{number(score)} of {number(total)} points"
     if skipped:
         earned += f" ({number(skipped)} cannot be checked on this system)"
-    of = f" of {so_many(len(asked), 'check')}" if some else ""
+
     lines = [f"{one['id']} {one['title']}: {earned}{of}", ""]
     for result in results:
         if result.status not in ("passed", "not reached", "skipped"):
             lines += [*detail(result, hints), ""]
-    return "\n".join(lines + [line(result) for result in results])
+    for result in results:
+        lines.append(line(result))
+    return "\n".join(lines)
 
 
 def line(result: Result) -> str:
@@ -64,8 +72,11 @@ def detail(result: Result, hints: int) -> list[str]:
         lines.append(f"  expected: {result.expected}")
     for place, hint in enumerate(helpful(result, hints)):
         lines.append(f"  hint:     {hint}" if place == 0 else f"  hint {place + 1}:   {hint}")
-    printed = [f"    {line}" for line in result.output.splitlines()]
-    return [*lines, "  printed:", *printed] if printed else lines
+    if result.output:
+        lines.append("  printed:")
+        for printed in result.output.splitlines():
+            lines.append(f"    {printed}")
+    return lines
 
 
 def visible(text: str) -> str:
