@@ -285,7 +285,8 @@ def items(records, exercises, seed, missing):
 
 def facts_of(records, entry):
     """What the item analysis says of a check: a word for each of its columns."""
-    counts, failed = Counter(), []
+    counts = Counter()
+    failed = []
     for record in records:
         result = of(record, entry["id"])
         counts[kind(record, result)] += 1

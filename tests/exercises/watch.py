@@ -25,7 +25,10 @@ def main():
         sys.exit(f"error: WATCH works with one exercise at a time, not with {arguments.only}")
     one = exercises.exercise(wanted.pop())
     batch.begin()
-    before, more = None, ["--out", str(arguments.out), *["--hints"] * arguments.hints]
+    more = ["--out", str(arguments.out)]
+    if arguments.hints:
+        more.append("--hints")
+    before = None
     while True:
         while (now := saved(one, arguments.submission)) == before:
             time.sleep(0.2)

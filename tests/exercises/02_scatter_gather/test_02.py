@@ -311,29 +311,35 @@ def test_3b_backward_reaches_the_copies(evaluation):
             close(f"the gradient of {name} in copy {place + 1}", got, expected, relative=1e-4, scale=1.0)
 
 
+def in_double(model):
+    return model | {"state": double(model["state"]), "old": double(model["old"])}
+
+
 def check_reduced(given, old, **more):
     """`given`: the gradients of each copy, `old`: those of the model."""
-    state = drawn_state()
-    states = [drawn_state() for _ in given]
+    model = {"state": drawn_state(), "old": old, **more}
+    models = []
+    for mine in given:
+        models.append({"state": drawn_state(), "old": mine, **more})
     if more.get("evaluation"):  # float64 as well
-        state = double(state)
-        old = double(old)
-        states = [double(one) for one in states]
-        given = [double(one) for one in given]
-    models = [{"state": one, "old": mine, **more} for one, mine in zip(states, given, strict=True)]
-    (came,) = run(add_up, [{"model": {"state": state, "old": old, **more}, "copies": models}], group=False)
+        model = in_double(model)
+        models = [in_double(one) for one in models]
+    (came,) = run(add_up, [{"model": model, "copies": models}], group=False)
     for name in SHAPES:
-        there = [one[name] for one in (*given, old) if name in one]
+        there = []
+        for one in (*models, model):
+            if name in one["old"]:
+                there.append(one["old"][name].double())
         what = f"the gradient of {name}"
         if name in old:
             what += " (the model had one before)"
         got = came["gradients"].get(name)
         if there:
-            close(what, got, sum(one.double() for one in there))
+            close(what, got, sum(there))
         else:
             require(got is None, f"{what} is not None", "None")
-    right_state("after reduce", came["state"], {name: state[name] for name in SHAPES})
-    return came, states[0]
+    right_state("after reduce", came["state"], {name: model["state"][name] for name in SHAPES})
+    return came, models[0]["state"]
 
 
 @pytest.mark.parametrize("count", [3, 1])

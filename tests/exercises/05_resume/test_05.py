@@ -160,7 +160,8 @@ def put_back(student, me, given):
 def load_useless(student, me, given):
     """What load does with a snapshot that is cut short or empty, with one of another model, and with one that
     lacks a part."""
-    snapshot, found = path_of(me, "useless"), {}
+    snapshot = path_of(me, "useless")
+    found = {}
     student.save(snapshot, trained(given), len(given["history"]), 0)
     whole = snapshot.read_bytes()
     cases = {
@@ -473,7 +474,8 @@ class Training:
 
 
 def test_3a_one_curve():
-    training, words = Training(), "2 processes train 4 epochs with rising losses"
+    training = Training()
+    words = "2 processes train 4 epochs with rising losses"
     tried(f"{words}, and neither is killed")
     training.goes_on_to_its_end("whole")
     # Also in an epoch after one with an odd number: every second epoch is not every epoch.

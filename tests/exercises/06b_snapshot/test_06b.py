@@ -331,9 +331,10 @@ def refused_aloud(said, *names):
     for name in names:
         mine = [line for line in lines if name in line]
         require(mine, f"no line on stderr contains {name}", f"a line that says that {name} is refused")
-        reasons.append(" ".join(word for word in mine[0].split() if name not in word))
-        words = {*re.findall(r"[^\W\d_]+", reasons[-1].lower())} - SAY_NOTHING  # of any language
+        reason = " ".join(word for word in mine[0].split() if name not in word)
+        words = {*re.findall(r"[^\W\d_]+", reason.lower())} - SAY_NOTHING  # of any language
         require(words, f"the line on stderr is {mine[0]!r:.100}", "the file's name and the reason")
+        reasons.append(reason)
     shown = " / ".join(line.strip()[:60] for line in lines[:4])
     came = f"on stderr there {'is' if len(lines) == 1 else 'are'} {so_many(len(lines), 'line')}: {shown}"
     require(len(lines) == len(names), came, "one line for each refused file, in your own words")

@@ -148,7 +148,9 @@ def large(student, me, given):
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     free_memory()
-    start, held, sent = me.memory(), {}, []
+    start = me.memory()
+    held = {}
+    sent = []
 
     def note_memory(name):
         free_memory()

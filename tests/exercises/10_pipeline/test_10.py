@@ -268,7 +268,9 @@ def can_begin(schedules, stage, action, number):
 
 def odd_schedules(stages, microbatches):
     """Schedules that nobody would call by a name: another order, and as far ahead as chance will have it."""
-    orders = {action: random.sample(range(microbatches), microbatches) for action in ("forward", "backward")}
+    orders = {}
+    for action in ("forward", "backward"):
+        orders[action] = random.sample(range(microbatches), microbatches)
     schedules = [[] for _ in range(stages)]
     while any(len(schedule) < 2 * microbatches for schedule in schedules):
         stage = random.randrange(stages)

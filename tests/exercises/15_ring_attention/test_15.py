@@ -345,7 +345,8 @@ def test_3a_each_weighted_by_its_share():
 def test_3b_nothing_on_one_side_and_large_numbers():
     """merge where some queries have no key in the old result; in the new result; in neither; where
     log_sum_exp is near 300 and -300; and in float64"""
-    tensors, places = attended(text(12)), list(range(12))
+    tensors = attended(text(12))
+    places = list(range(12))
     check_merge(
         (" of float64", [one.double() / 3 for one in tensors], places, [0, 1, 2], [3, 4, 5]),
         (", where some queries had no old key", tensors, places, [3, 4, 5], [0, 1, 2]),

@@ -145,7 +145,8 @@ class Model(nn.Module):
         self.heads = nn.ModuleDict({"experts": linear(given["after_experts"])})
 
     def forward(self, x):
-        x, balance = self.first(x), 0
+        x = self.first(x)
+        balance = 0
         for block in self.blocks.values():
             more, part = block(x)
             x, balance = x + more, balance + part
@@ -178,7 +179,8 @@ def large(student, me, given):
     """A Mixture of two large experts. What the process holds after each pass, and what it has sent."""
     own_pages()
     free_memory()
-    start, held = me.memory(), []
+    start = me.memory()
+    held = []
     experts = [Expert(torch.full((WIDE, INSIDE), 0.1), torch.full((INSIDE, WIDE), 0.1)) for _ in range(2)]
     layer = student.Mixture(linear(*given["router"]), experts, 2, None)
     output, _ = layer(given["x"].requires_grad_())
@@ -398,8 +400,10 @@ def balances(counts, number, top_k):
     logits = [distinct(count, number).to(dtype) for count in counts]
     # Not those of the logits: what is asked for is what is done with them.
     chosen = [integers(0, number - 1, count * top_k) for count in counts]
-    given = [{"logits": one, "chosen": its} for one, its in zip(logits, chosen, strict=True)]
-    return logits, chosen, run(balance, given)
+    inputs = []
+    for one, its in zip(logits, chosen, strict=True):
+        inputs.append({"logits": one, "chosen": its})
+    return logits, chosen, run(balance, inputs)
 
 
 def wrong_parts(rank, logits, chosen):

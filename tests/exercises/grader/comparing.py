@@ -89,7 +89,8 @@ def close(
         are = "is" if wrong.sum() == 1 else "are"
         more = f" ({int(wrong.sum())} of {wrong.size} numbers {are} wrong)" if wrong.size > 1 else ""
         one, right = apart(float(got[place]), float(expected[place]))
-        had, times = before(what, got, given), factor(got, expected, allowed, len(given))
+        had = before(what, got, given)
+        times = factor(got, expected, allowed, len(given))
         # A sum to which one rank alone has added is what that rank was given: then both are said.
         words = times + had if had and "there are" in times else had or times
         raise Verdict("failed", f"{what}: {one}{where}{more}{words}", right)

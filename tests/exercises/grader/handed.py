@@ -143,7 +143,9 @@ def entries(file: str, path: Path) -> Iterator[tuple]:
 def collect(submission: Submission, exercises: list[Exercise]) -> Found:
     """The declared files of a submission, and nothing else of it. What lies deeper in a folder or an archive
     is found too, and the copy nearer the top counts; links are not followed."""
-    found, depths, links, others = {}, {}, set(), []
+    found, depths = {}, {}  # of each file
+    links = set()
+    others = []
     wanted = {name: PurePosixPath(name).parts for one in exercises for name in one["files"]}
     for file, path in submission.places.items():
         with contextlib.closing(entries(file, path)) as every:

@@ -107,7 +107,8 @@ def pytest_collection_modifyitems(config, items):
             )
         for entry in one["check"]:
             order.setdefault(entry["id"], (len(order), entry))
-    needed, todo = set(), list(order if state.wanted is None else state.wanted)
+    needed = set()
+    todo = list(order if state.wanted is None else state.wanted)
     while todo:
         name = todo.pop()
         if name in order and name not in needed:

@@ -343,7 +343,10 @@ def under_way(ranks, job, inputs, attempt, clock):
 
 def watch(ranks, attempt, clock):
     """Take what the ranks send until all have answered or ended. Says why it stopped."""
-    has_begun, stillness, looked, pause = False, Stillness(), clock.began, 0.05
+    has_begun = False
+    stillness = Stillness()
+    looked = clock.began
+    pause = 0.05
     with selectors.DefaultSelector() as choose:
         for rank in ranks:
             for name, descriptor in rank.pipes.items():

@@ -14,7 +14,8 @@ def read_folders(student, me, names):
     for name in names:
         files = {}
         for path in sorted((me.disk / name).glob("*")):
-            facts, plain = path.lstat(), path.is_file() and not path.is_symlink()
+            facts = path.lstat()
+            plain = path.is_file() and not path.is_symlink()
             content = path.read_bytes() if plain else None
             files[path.name] = {"size": facts.st_size, "inode": facts.st_ino, "bytes": content}
         found[name] = files
@@ -25,7 +26,9 @@ def read_folders(student, me, names):
 def file_events(kill_at=None, largest=None, kill=os.kill, add_hook=sys.addaudithook):
     """A list that fills with what this process does to files from now on. Before number `kill_at` (from 1),
     it is ended with SIGKILL; with `largest`, the kernel ends it when a file grows beyond so many bytes."""
-    found, pid, number = [], os.getpid(), signal.SIGKILL
+    found = []
+    pid = os.getpid()
+    number = signal.SIGKILL
     if largest is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

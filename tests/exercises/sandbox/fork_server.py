@@ -74,7 +74,8 @@ def tensor(found):
 
     if found["dtype"] not in DTYPES:
         raise ValueError(f"a tensor of {found['dtype']}")
-    data, dtype = bytearray(base64.b64decode(found["bytes"])), getattr(torch, found["dtype"])
+    data = bytearray(base64.b64decode(found["bytes"]))
+    dtype = getattr(torch, found["dtype"])
     # Without data there may be no numbers, however many the shape claims.
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     return flat.reshape(found["shape"])

@@ -177,7 +177,8 @@ def operations_of(name, words, named):
     calls = next((value for value in (*words, *named.values()) if isinstance(value, list)), [])
     found = []
     for one in calls:
-        peer, kind = getattr(one, "peer", None), getattr(getattr(one, "op", None), "__name__", "")
+        peer = getattr(one, "peer", None)
+        kind = getattr(getattr(one, "op", None), "__name__", "")
         size = size_of(getattr(one, "tensor", None), "bytes")
         found.append([kind, peer if type(peer) is int else None, size])
     return found
@@ -193,7 +194,8 @@ def parts_of(name, words, named, rank_count):
     inputs = given.get("input_tensor_list")
     sizes = [size_of(one, "bytes") for one in inputs] if isinstance(inputs, list | tuple) else []
     if name == "all_to_all_single":
-        size, splits = size_of(given.get("input"), "bytes"), given.get("input_split_sizes")
+        size = size_of(given.get("input"), "bytes")
+        splits = given.get("input_split_sizes")
         good = isinstance(splits, list | tuple) and all(type(one) is int for one in splits) and any(splits)
         splits = splits if good else [1] * rank_count
         sizes = [size * one // sum(splits) for one in splits]
@@ -206,7 +208,10 @@ def watch(me, files):
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    own, number, nth, kept = threading.local(), [0], {}, []
+    own = threading.local()
+    number = [0]  # of the last call
+    nth = {}  # how many calls there were of each name
+    kept = []  # handles of messages
 
     def watched(name, call):
         @functools.wraps(call)
@@ -215,7 +220,9 @@ def watch(me, files):
             if getattr(own, "is_inside", False):
                 own.inner += max([0, *(size_of(value, "bytes") for value in given)])
                 return call(*words, **named)
-            own.is_inside, own.inner, number[0] = True, 0, number[0] + 1
+            own.is_inside = True
+            own.inner = 0
+            number[0] += 1
             nth[name] = nth.get(name, 0) + 1
             peer = peer_of(name, words, named)
             of_all = {"event": name, "number": number[0], "nth": nth[name], "peer": peer}
