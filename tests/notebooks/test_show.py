@@ -1,6 +1,7 @@
 """The module beside the notebooks."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -19,9 +20,9 @@ from torch.nn.functional import cross_entropy
 
 import show
 import workload
+from show import critical_batch, s03b_buckets, slow_links
 from show import s02_replicas as replicas
 from show import s02a_collectives as collectives
-from show import s03b_buckets, slow_links
 from show import s18a_budget as budget
 from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons, notebooks
@@ -347,3 +348,32 @@ def test_the_pictures_of_18a_say_their_numbers(out, monkeypatch):
     assert "as it is: 9 MB" in memory and "kept at 8.0 MB" in memory
     assert "small buckets: 30 ms not hidden, 12 ms hidden" in communication
     assert "all gradients 44 ms in fp32, half in bf16" in communication
+
+
+# ---- notebook 03d -------------------------------------------------------------------------------
+
+
+def test_the_fit_finds_the_two_numbers_that_made_the_steps():
+    exact = {size: critical_batch.model(size, 60, 120) for size in (15, 60, 240, 960)}
+    assert critical_batch.fit(exact) == (pytest.approx(60), 120)
+    assert critical_batch.fits_without_one(exact) == [120] * 4
+    assert critical_batch.model(120, 60, 120) == 2 * 60  # at the critical batch size: twice the fewest steps
+
+
+def test_the_best_rate_is_that_of_the_median_and_a_run_that_never_got_there_is_infinite():
+    steps = {0.1: (10, 90, 80), 0.2: (None, None, 5), 0.4: (70, None, 60)}
+    rows = [
+        {"size": 30, "rate": rate, "steps": each, "seed": seed}
+        for rate, runs in steps.items()
+        for seed, each in enumerate(runs)
+    ]
+    assert critical_batch.best_rates(rows) == {30: (0.4, [60, 70, math.inf])}
+
+
+def test_the_best_rate_of_the_stored_runs_lies_between_two_others_and_has_three_seeds():
+    rows = critical_batch.newest()["rows"]
+    best = critical_batch.best_rates(rows)
+    assert critical_batch.fit(critical_batch.medians(best)) == (pytest.approx(61.75, abs=0.01), 120)
+    for size, (rate, steps) in best.items():
+        tried = {row["rate"] for row in rows if row["size"] == size}
+        assert {rate / 2, rate * 2} <= tried and len(steps) == 3
