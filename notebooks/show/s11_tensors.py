@@ -3,7 +3,8 @@
 import matplotlib.pyplot as plt
 import numpy
 
-from show.pictures import BLUE, GREY, INK, ORANGE, RANKS, RED, SKY, arrow, box, canvas, picture
+from show.pictures import BLUE, DARK, GREY, INK, RANKS, RED, arrow, box, canvas, picture, tile
+from show.shades import readable
 
 
 def draw_two_ways():
@@ -26,29 +27,44 @@ def draw_two_ways():
 def draw_matrices():
     """x @ up, GELU, @ down: which process has which numbers, with two processes."""
     axes = canvas(5, 2.2, across=37, down=13)
-
-    def draw(at, bottom, columns, rows, name, colour):
-        for row in range(rows):
-            for column in range(columns):
-                corner = at + column, bottom + rows - 1 - row
-                axes.add_patch(plt.Rectangle(corner, 0.9, 0.9, color=colour(row, column), lw=0))
-        axes.text(at + columns / 2, bottom + rows + 0.5, name, ha="center", size=9)
-
     first, second = RANKS[:2]
-    draw(0, 3, 4, 3, "input", lambda row, column: GREY)
-    draw(7, 3, 6, 4, "up,\nby columns", lambda row, column: (first, second)[column // 3])
-    draw(16, 3, 6, 3, "after GELU", lambda row, column: (first, second)[column // 3])
-    draw(25, 2, 4, 6, "down,\nby rows", lambda row, column: (first, second)[row // 3])
-    draw(32, 6.5, 4, 3, "a sum", lambda row, column: first)
-    draw(32, 2, 4, 3, "", lambda row, column: second)
-    for at, sign in ((5.5, "@"), (14.5, "→"), (23.5, "@"), (30.5, "="), (34, "+")):
-        axes.text(at, 5.6 if at == 34 else 5, sign, ha="center", va="center", size=12)
+
+    # A matrix is drawn as one part for each rank: its left or its upper half belongs to rank 0.
+    draw_numbers(axes, 0, 3, columns=4, rows=3, colour=GREY)
+    draw_numbers(axes, 7, 3, columns=3, rows=4, colour=first)
+    draw_numbers(axes, 10, 3, columns=3, rows=4, colour=second)
+    draw_numbers(axes, 16, 3, columns=3, rows=3, colour=first)
+    draw_numbers(axes, 19, 3, columns=3, rows=3, colour=second)
+    draw_numbers(axes, 25, 5, columns=4, rows=3, colour=first)
+    draw_numbers(axes, 25, 2, columns=4, rows=3, colour=second)
+    draw_numbers(axes, 32, 6.5, columns=4, rows=3, colour=first)
+    draw_numbers(axes, 32, 2, columns=4, rows=3, colour=second)
+
+    for middle, bottom, name in (
+        (2, 6.5, "input"),
+        (10, 7.5, "up,\nby columns"),
+        (19, 6.5, "after GELU"),
+        (27, 8.5, "down,\nby rows"),
+        (34, 10, "a sum"),
+    ):
+        axes.text(middle, bottom, name, ha="center", size=9)
+    for middle, sign in ((5.5, "@"), (14.5, "→"), (23.5, "@"), (30.5, "=")):
+        axes.text(middle, 5, sign, ha="center", va="center", size=12)
+    axes.text(34, 5.6, "+", ha="center", va="center", size=12)
     axes.text(18.5, 0, "blue: rank 0   orange: rank 1   grey: both", ha="center", size=9)
     picture(
         "An input that both ranks have, times a matrix whose left columns belong to rank 0 and whose right "
         "columns belong to rank 1, times a matrix whose upper rows belong to rank 0. The result is a sum of "
         "two terms, one on each rank."
     )
+
+
+def draw_numbers(axes, left, bottom, columns, rows, colour):
+    """A square for each number of a matrix."""
+    for row in range(rows):
+        for column in range(columns):
+            corner = left + column, bottom + row
+            axes.add_patch(plt.Rectangle(corner, 0.9, 0.9, color=colour, lw=0))
 
 
 def draw_held(held):
@@ -65,18 +81,22 @@ def draw_held(held):
     grid = figure.add_gridspec(4, 5, height_ratios=[1, 1.1, 1, 0.6])
     for name, place in places.items():
         panel = figure.add_subplot(grid[place])
-        kind = held[0][f"{name}.weight"][0]
-        tints = []
-        for found, colour in zip(held, RANKS, strict=False):
-            own = numpy.abs(found[f"{name}.weight"][1]).T  # as in x @ W: inputs down, outputs across
-            strength = (0.25 + 0.75 * own / own.max())[..., None]
-            tints.append(strength * plt.matplotlib.colors.to_rgb(colour) + 1 - strength)
-        panel.imshow(numpy.concatenate(tints, axis=1 if kind == "S(0)" else 0), aspect="equal")
+        placement = held[0][f"{name}.weight"]["placement"]
+        parts = []
+        for found, colour in zip(held, RANKS[:2], strict=True):
+            # nn.Linear stores the transpose. In x @ W, inputs go down and outputs go across.
+            own = numpy.abs(found[f"{name}.weight"]["numbers"]).T
+            parts.append(tinted(own, colour))
+        rows, columns = own.shape
+        if placement == "S(0)":
+            whole = f"{rows} x {2 * columns}"
+            panel.imshow(numpy.concatenate(parts, axis=1), aspect="equal")
+        else:
+            whole = f"{2 * rows} x {columns}"
+            panel.imshow(numpy.concatenate(parts, axis=0), aspect="equal")
         panel.set_title(name.split(".")[1], size=10)
         panel.set(xticks=[], yticks=[])
-        rows, columns = own.shape
-        whole = f"{rows} x {2 * columns}" if kind == "S(0)" else f"{2 * rows} x {columns}"
-        panel.set_xlabel(f"{whole}, {kind}:\n{rows} x {columns} each", size=9)
+        panel.set_xlabel(f"{whole}, {placement}:\n{rows} x {columns} each", size=9)
     note = figure.add_subplot(grid[2:, :4])
     note.axis("off")
     note.text(0, 0.2, "blue: held by rank 0\norange: held by rank 1\ndarker: a larger weight", size=10)
@@ -86,84 +106,145 @@ def draw_held(held):
     )
 
 
+def tinted(numbers, colour):
+    """A pixel for each number: the larger it is, the stronger the colour, and the less white."""
+    strength = 0.25 + 0.75 * numbers / numbers.max()
+    strength = strength[:, :, None]  # the same for red, green and blue
+    white = 1 - strength
+    return strength * plt.matplotlib.colors.to_rgb(colour) + white
+
+
 def draw_block(find):
     """Which collective runs at which layer of a block: forward downwards, backward upwards."""
-    axes = canvas(5, 5, 16, 15)
-    layers = ("attention_norm", "attention.query", "attention.project")
-    layers += ("feed_forward_norm", "feed_forward.up", "feed_forward.down")
+    axes = canvas(5, 5.6, 16, 17)
+    layers = {
+        "attention_norm": "norm",
+        "attention.query": "query,\nkey, value",
+        "attention.project": "project",
+        "feed_forward_norm": "norm",
+        "feed_forward.up": "up",
+        "feed_forward.down": "down",
+    }
     for left, way, title in ((0, "tensor", "tensor parallel"), (8, "sequence", "sequence parallel")):
         counts = find(way)["counts"]
-        axes.text(left + 0.1, 14.2, title, weight="bold", size=11)
-        for number, layer in enumerate(layers):
-            bottom, sharded = 11.8 - 2.3 * number, number in (1, 2, 4, 5)
-            name = "query,\nkey, value" if layer.endswith("query") else layer.split(".")[-1]
-            name = "norm" if name.endswith("norm") else name
-            colour = BLUE if sharded else SKY if way == "sequence" else GREY
-            box(axes, left + 0.1, bottom, 2.9, 1.5, name, "", colour, 9)
-            for sign, kinds in ran(counts, layer).items():
-                up = sign == "↑"
+        axes.text(left + 0.1, 16.2, title, weight="bold", size=11)
+        for number, (layer, name) in enumerate(layers.items()):
+            bottom = 13.8 - 2.3 * number
+            draw_layer(axes, left + 0.1, bottom, name, way)
+            for sign, height, kinds in (
+                ("↑", 0.95, names_of(backward_at(counts, layer))),
+                ("↓", 0.05, names_of(forward_at(counts, layer))),
+            ):
                 for kind in kinds:
-                    short = kind.removesuffix("_tensor").removesuffix("_into")
-                    axes.text(
-                        left + 3.3, bottom + (0.95 if up else 0.05), f"{sign} {short}", size=9, color=RED
-                    )
+                    axes.text(left + 3.3, bottom + height, f"{sign} {kind}", size=9, color=readable(RED))
+    words = "↓ forward   ↑ backward\nblue: rank 0   orange: rank 1   grey: both ranks, all of it"
+    axes.text(8, 0.6, words, ha="center", va="center", size=9, linespacing=1.5)
     picture(
-        "A block's layers. Tensor parallel: an all-reduce runs forward after project and after down, and "
-        "backward before query and before up. Sequence parallel: a reduce-scatter and an all-gather instead."
+        "A block's layers, in halves for rank 0 and rank 1: left and right for query, key, value and up, "
+        "upper and lower for project and down. Tensor parallel: an all-reduce runs forward after project and "
+        "after down, and backward before query and before up. Sequence parallel: a reduce-scatter and an "
+        "all-gather instead, and the norms are in halves too."
     )
 
 
-def ran(counts, layer):
-    """The kinds of collectives at a layer, forward and backward. The input of attention counts as query's."""
-    forward = dict(counts.get(f"blocks.0.{layer}", {}).get("forward", {}))
-    backward = dict(counts.get(f"blocks.0.{layer}", {}).get("backward", {}))
-    if layer == "attention.query":
-        forward = dict(counts["blocks.0.attention"]["forward"])
-        for kind, times in counts["blocks.0.attention.project"]["forward"].items():
-            forward[kind] -= times
+def draw_layer(axes, left, bottom, name, way):
+    """A layer in the colours of the ranks: in two halves, as it is sharded, or grey where nothing is."""
+    width, height = 2.9, 1.5
+    first, second = tile(RANKS[0], 0.5), tile(RANKS[1], 0.5)
+    if name == "norm" and way == "tensor":
+        halves = [((left, bottom), width, height, tile(GREY, 0.35))]
+    elif name in ("query,\nkey, value", "up"):  # by columns
+        halves = [
+            ((left, bottom), width / 2, height, first),
+            ((left + width / 2, bottom), width / 2, height, second),
+        ]
+    else:  # by rows; for the norms, the positions
+        halves = [
+            ((left, bottom + height / 2), width, height / 2, first),
+            ((left, bottom), width, height / 2, second),
+        ]
+    for corner, across, down, colour in halves:
+        axes.add_patch(plt.Rectangle(corner, across, down, color=colour, lw=0))
+    axes.add_patch(plt.Rectangle((left, bottom), width, height, fill=False, edgecolor=GREY))
+    middle = left + width / 2, bottom + height / 2
+    axes.text(*middle, name, ha="center", va="center", weight="bold", color=DARK, size=9)
+
+
+def forward_at(counts, layer):
+    """How often each kind of collective runs in a layer's forward pass."""
     if layer == "attention_norm":
-        forward = backward = {}
-    return {
-        "↓": [kind for kind, times in forward.items() if times],
-        "↑": [kind for kind, times in backward.items() if times],
-    }
+        return {}  # what runs on its output is drawn at the query, which reads it
+    if layer != "attention.query":
+        return counts.get(f"blocks.0.{layer}", {}).get("forward", {})
+    # The collective on attention's input runs in `attention`, whose counts include those of `project`.
+    found = dict(counts["blocks.0.attention"]["forward"])
+    for kind, times in counts["blocks.0.attention.project"]["forward"].items():
+        found[kind] -= times
+    return found
+
+
+def backward_at(counts, layer):
+    if layer == "attention_norm":
+        return {}
+    return counts.get(f"blocks.0.{layer}", {}).get("backward", {})
+
+
+def names_of(kinds):
+    names = []
+    for kind, times in kinds.items():
+        if times:
+            names.append(kind.removesuffix("_tensor").removesuffix("_into"))
+    return names
 
 
 def draw_bytes(results):
     """The bytes that a step puts into collectives, for several hidden sizes. Lines are the formulas."""
     axes = plt.figure(figsize=(5, 4)).add_subplot()
     line = numpy.array([24, 1024])
-    for batch, colour in ((8, ORANGE), (32, RED)):
-        axes.plot(line, 4 * 4 * 2 * batch * 28 * line, color=colour, label=f"tensor parallel, {batch} images")
-        equal = batch * 28 / 3  # the hidden size at which both send as much
-        axes.plot(equal, 4 * 2 * 12 * equal**2, "x", color=INK, ms=10, mew=2, zorder=3)
-    axes.plot(line, 4 * 2 * 12 * line**2, color=BLUE, ls="--", label="data parallel, any batch")
+    for batch, mark in ((8, "o"), (32, "^")):
+        axes.plot(line, 4 * 4 * 2 * batch * 28 * line, color=RED)
+        equal = batch * 28 / 3  # the hidden size at which both ways send as much
+        axes.plot(equal, 4 * 2 * 12 * equal**2, "x", color=INK, ms=11, mew=2.5, zorder=3)
+        for row in results:
+            if row["way"] == "tensor" and row["batch"] == batch:
+                axes.plot(row["hidden"], row["sent"], mark, color=RED)
+    axes.plot(line, 4 * 2 * 12 * line**2, color=GREY, ls="--")
     for row in results:
-        if row["way"] == "tensor" and row["batch"] in (8, 32):
-            axes.plot(row["hidden"], row["sent"], "o", color=ORANGE if row["batch"] == 8 else RED)
-        elif row["way"] == "data":
-            axes.plot(row["hidden"], row["sent"], "s", color=BLUE)
+        if row["way"] == "data":
+            axes.plot(row["hidden"], row["sent"], "s", color=GREY)
+    axes.text(600, 1.5e6, "tensor parallel,\n8 images", ha="center", va="top", color=readable(RED))
+    axes.text(50, 2.2e6, "tensor parallel,\n32 images", ha="center", va="bottom", color=readable(RED))
+    axes.text(330, 4.5e7, "data parallel,\nany batch", ha="right", va="center")
     axes.set(xscale="log", yscale="log", xlabel="hidden size", ylabel="bytes into collectives, a step")
-    axes.legend()
+    sizes = (32, 64, 128, 256, 512, 1024)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
     picture(
         "Bytes that a step puts into collectives, against the hidden size. Tensor parallel grows with the "
-        "hidden size and with the images, data parallel with the square of the hidden size. Measured dots "
+        "hidden size and with the images, data parallel with the square of the hidden size. Measured marks "
         "are on the lines or near them."
     )
 
 
 def draw_kept(kept):
     """A bar for each way of working, of the bytes that a process keeps for the backward pass."""
-    labels = {"data": "one process", "tensor": "tensor\nparallel", "sequence": "sequence\nparallel"}
-    megabytes = {way: amount / 1e6 for way, amount in kept.items()}
     axes = plt.figure(figsize=(5, 2.4)).add_subplot()
-    for number, (amount, colour) in enumerate(zip(megabytes.values(), (GREY, BLUE, SKY), strict=True)):
-        axes.barh(-number, amount, color=colour, height=0.6)
-        axes.text(amount, -number, f" {amount:.2f} MB", va="center", color=INK)
-    axes.set_yticks([0, -1, -2], [labels[way] for way in megabytes])
-    axes.set(xlabel="MB kept for the backward pass", xlim=(0, 1.25 * max(megabytes.values())))
-    words = ", ".join(f"{way} {amount:.2f} MB" for way, amount in megabytes.items())
-    picture(f"Kept for the backward pass by one process, without the weights: {words}.")
+    labels, words = [], []
+    for number, (way, label, colour) in enumerate(
+        (
+            ("data", "one process", GREY),
+            ("tensor", "tensor\nparallel", BLUE),
+            ("sequence", "sequence\nparallel", BLUE),
+        )
+    ):
+        megabytes = kept[way] / 1e6
+        axes.barh(-number, megabytes, color=colour, height=0.6)
+        axes.text(megabytes, -number, f" {megabytes:.2f} MB", va="center", color=INK)
+        labels.append(label)
+        words.append(f"{way} {megabytes:.2f} MB")
+    axes.set_yticks([0, -1, -2], labels)
+    axes.set(xlabel="MB that rank 0 keeps for the backward pass", xlim=(0, 1.25 * kept["data"] / 1e6))
+    picture(f"Kept for the backward pass by one process, without the weights: {', '.join(words)}.")
 
 
 def draw_kept_tensors():
@@ -178,12 +259,14 @@ def draw_kept_tensors():
     columns = ("one\nprocess", "tensor\nparallel", "sequence\nparallel", "Megatron-\nLM")
     formulas = ("", "4 + 12/n", "2 + 14/n", "16/n")
     axes = canvas(5, 3.8, across=30, down=22)
-    totals = [0] * len(columns)
+    totals = [0, 0, 0, 0]
     for number, (name, (count, shares)) in enumerate(rows.items()):
         bottom = 17 - 3 * number
         axes.text(8.2, bottom + 0.6, name, ha="right", va="center", size=9)
         for column, share in enumerate(shares.split()):
-            filled = 1 if share == "whole" else 0.5
+            filled = 1
+            if share == "half":
+                filled = 0.5
             totals[column] += count * filled
             for place in range(count):
                 corner = 9.2 + 5.4 * column + 1.15 * place, bottom
@@ -202,3 +285,42 @@ def draw_kept_tensors():
         "Megatron-LM halves everything. So rank 0 keeps "
         f"{totals[1]:g}, {totals[2]:g} or {totals[3]:g} tensors."
     )
+
+
+def draw_heads():
+    """The 32 columns of the query matrix: which of them make a head, and which rank holds it."""
+    axes = canvas(4.4, 4.4, across=33.5, down=21)
+    both, first, second = tile(GREY, 0.35), tile(RANKS[0], 0.55), tile(RANKS[1], 0.55)
+
+    axes.text(0.4, 19.6, "one process: 4 heads of 8 columns", weight="bold", size=10)
+    for head in range(4):
+        draw_head(axes, 0.4 + 8 * head, 16, 8, f"head {head}", both)
+
+    axes.text(0.4, 12.6, "two processes, right: the same 4 heads", weight="bold", size=10)
+    for head in range(2):
+        draw_head(axes, 0.4 + 8 * head, 9, 8, f"head {head}", first)
+        draw_head(axes, 16.9 + 8 * head, 9, 8, f"head {head + 2}", second)
+    axes.text(8.4, 7.9, "rank 0", ha="center", va="center", size=9)
+    axes.text(24.9, 7.9, "rank 1", ha="center", va="center", size=9)
+
+    axes.text(0.4, 4.8, "mistake: 4 heads on each, of 4 columns", weight="bold", size=10)
+    for head in range(4):
+        draw_head(axes, 0.4 + 4 * head, 1.2, 4, str(head), first)
+        draw_head(axes, 16.9 + 4 * head, 1.2, 4, str(head), second)
+    axes.text(8.4, 0.2, "rank 0", ha="center", va="center", size=9)
+    axes.text(24.9, 0.2, "rank 1", ha="center", va="center", size=9)
+    picture(
+        "The 32 columns of the query matrix. On one process they are four heads of 8 columns. On two "
+        "processes, rank 0 holds heads 0 and 1, and rank 1 holds heads 2 and 3, each still of 8 columns. "
+        "With the mistake, each rank cuts its 16 columns into four heads of 4 columns: eight small heads."
+    )
+
+
+def draw_head(axes, left, bottom, columns, name, colour):
+    axes.add_patch(plt.Rectangle((left, bottom), columns, 2.6, facecolor=colour, edgecolor="none"))
+    for column in range(1, columns):
+        place = left + column
+        axes.plot([place, place], [bottom, bottom + 0.5], color=GREY, lw=0.6)
+    axes.add_patch(plt.Rectangle((left, bottom), columns, 2.6, fill=False, edgecolor=DARK, lw=1.2))
+    middle = left + columns / 2, bottom + 1.45
+    axes.text(*middle, name, ha="center", va="center", color=DARK, size=9)

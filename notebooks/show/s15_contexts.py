@@ -3,7 +3,8 @@
 import matplotlib.pyplot as plt
 
 from parts.ring_attention import ORDERS, chunks_of
-from show.pictures import BLUE, DARK, GREEN, GREY, INK, ORANGE, RANKS, RED, arrow, canvas, picture, tile
+from show.pictures import DARK, GREY, INK, RANKS, RED, SKY, arrow, canvas, picture, tile
+from show.shades import readable
 
 
 def draw_blocks(processes=4):
@@ -11,26 +12,32 @@ def draw_blocks(processes=4):
     chunks = 2 * processes
     _, panels = plt.subplots(2, 1, figsize=(3.6, 6.6))
     for axes, order in zip(panels, ORDERS, strict=True):
-        owner = {chunk: rank for rank in range(processes) for chunk in chunks_of(rank, processes, order)}
+        owners = owners_of_chunks(processes, order)
         for query in range(chunks):
+            bottom = chunks - 1 - query
+            fill = tile(RANKS[owners[query]], 0.55)
             for key in range(query + 1):
-                rank = owner[query]
-                corner = key, chunks - 1 - query
-                fill = tile(RANKS[rank], 0.55)
-                axes.add_patch(plt.Rectangle(corner, 0.94, 0.94, facecolor=fill, edgecolor=GREY))
-                middle = key + 0.47, chunks - 1 - query + 0.47
-                axes.text(*middle, owner[key], ha="center", va="center", color=DARK, size=10)
-        labels = [f"rank {owner[chunk]}" for chunk in reversed(range(chunks))]
-        axes.set_yticks([chunk + 0.47 for chunk in range(chunks)], labels)
-        axes.set(xlim=(0, chunks), ylim=(0, chunks), xticks=[], aspect="equal", title=order)
-        axes.set_xlabel("keys: the rank that has them")
-        axes.tick_params(length=0)
+                axes.add_patch(plt.Rectangle((key, bottom), 0.94, 0.94, facecolor=fill, edgecolor=GREY))
+                words = str(owners[key])
+                axes.text(key + 0.47, bottom + 0.47, words, ha="center", va="center", color=DARK, size=10)
+            axes.text(-0.25, bottom + 0.47, f"rank {owners[query]}", ha="right", va="center", size=10)
+        axes.set(xlim=(-2.2, chunks), ylim=(0, chunks), xticks=[], yticks=[], aspect="equal", title=order)
+        axes.set_xlabel("keys: the rank that holds them")
         axes.spines[["left", "bottom"]].set_visible(False)
     picture(
         f"Causal attention with {chunks} chunks, a triangle of {chunks * (chunks + 1) // 2} blocks. "
         f"Contiguous: rank 0 has the two shortest rows, rank {processes - 1} the two longest. Zigzag: each "
         f"rank has a short row and a long one, {chunks + 1} blocks."
     )
+
+
+def owners_of_chunks(processes, order):
+    """For each chunk of a text, the rank that holds it."""
+    owners = {}
+    for rank in range(processes):
+        for chunk in chunks_of(rank, processes, order):
+            owners[chunk] = rank
+    return owners
 
 
 def draw_ring(processes=4):
@@ -56,7 +63,8 @@ def draw_ring(processes=4):
                 arrow(axes, (left + 3.3, top + 1.2), (left + 4.2, top - 0.2), colour=RANKS[owner])
     for rank in range(processes):
         middle = top - 3.2 * (rank + 1) + 2.0
-        axes.text(0, middle, f"rank {rank}", va="center", color=RANKS[rank], weight="bold", size=10)
+        colour = readable(RANKS[rank])
+        axes.text(0, middle, f"rank {rank}", va="center", color=colour, weight="bold", size=10)
     picture(
         f"The ring on {processes} ranks. In step 1, each rank computes with its own keys and values. After "
         "each step, it sends the keys and values that it has to the next rank, and the last rank sends to "
@@ -65,44 +73,62 @@ def draw_ring(processes=4):
 
 
 def draw_work(measured):
-    """For each order and rank: the multiply-adds, and the CPU time."""
-    _, panels = plt.subplots(2, 1, figsize=(4, 4.6), sharex=True)
-    for axes, number, unit, label in (
-        (panels[0], 0, 1e6, "million multiply-adds"),
-        (panels[1], 1, 1e-3, "ms of CPU time"),
-    ):
-        for shift, order, colour in ((-0.2, "contiguous", ORANGE), (0.2, "zigzag", BLUE)):
-            heights = [rank[order][number] / unit for rank in measured]
-            places = [rank + shift for rank in range(len(heights))]
-            axes.bar(places, heights, 0.38, color=colour, label=order)
-        axes.set_ylabel(label)
-    panels[0].legend()
-    panels[1].set_xticks(range(len(measured)), [f"rank {rank}" for rank in range(len(measured))])
-    row, zigzag = ([round(rank[order][0] / 1e6) for rank in measured] for order in ORDERS)
+    """For each order, how long each rank works, and how long it then waits for the slowest rank."""
+    _, panels = plt.subplots(2, 1, figsize=(4, 4.4), sharex=True)
+    longest = 0
+    for rank in measured:
+        for order in ORDERS:
+            longest = max(longest, 1000 * rank[order]["seconds"])
+    for axes, order in zip(panels, ORDERS, strict=True):
+        end = max(1000 * rank[order]["seconds"] for rank in measured)
+        for number, rank in enumerate(measured):
+            busy = 1000 * rank[order]["seconds"]
+            axes.barh(-number, busy, 0.7, color=tile(RANKS[number], 0.55))
+            axes.barh(-number, end - busy, 0.7, left=busy, color="none", edgecolor=GREY, ls=":")
+            words = f"{rank[order]['multiply-adds'] / 1e6:.0f} million"
+            axes.text(0.02 * longest, -number, words, va="center", color=DARK, size=9)
+        axes.axvline(end, color=INK, lw=1.2)
+        axes.set_yticks([0, -1, -2, -3], ["rank 0", "rank 1", "rank 2", "rank 3"])
+        axes.tick_params(axis="y", length=0)
+        axes.set(title=order, xlim=(0, 1.05 * longest))
+    panels[1].set_xlabel("ms of CPU time; in the bars: multiply-adds")
+    lists = []
+    for order in ORDERS:
+        millions = [f"{rank[order]['multiply-adds'] / 1e6:.0f}" for rank in measured]
+        lists.append(", ".join(millions))
     picture(
-        f"Attention on {len(measured)} ranks. In contiguous order, multiply-adds and CPU time rise from "
-        f"rank 0 to rank {len(measured) - 1}: {', '.join(map(str, row))} million. In zigzag order, each rank "
-        f"has {zigzag[0]} million, and the times are about equal."
+        f"Attention on four ranks. In contiguous order, multiply-adds and CPU time rise from rank 0 to "
+        f"rank 3: {lists[0]} million. Dotted frames show how long ranks 0 to 2 wait for rank 3. In zigzag "
+        f"order, the ranks have {lists[1]} million, the times are about equal, and the layer ends earlier."
     )
 
 
-def draw_memory(lengths, peaks, torchs_own):
+def draw_memory(lengths, found):
     """The peak memory of attention in one process, against the length of the text."""
-    _, axes = plt.subplots(figsize=(4.2, 3.6))
-    marks = zip(peaks.items(), (RED, ORANGE, BLUE), "so^", strict=True)
-    for (processes, values), colour, mark in marks:
-        name = f"{processes} process{'es' * (processes > 1)}"
-        axes.plot(lengths, [value / 1e6 for value in values], f"{mark}-", color=colour, label=name)
-    axes.plot(lengths, [value / 1e6 for value in torchs_own], "d--", color=GREEN, label="1, PyTorch's kernel")
+    _, axes = plt.subplots(figsize=(4.2, 3.8))
+    for name, mark, words in (
+        ("1", "s", "1 process"),
+        ("2", "o", "2 processes"),
+        ("4", "^", "4 processes"),
+    ):
+        megabytes = [peak / 1e6 for peak in found[name]]
+        axes.plot(lengths, megabytes, f"{mark}-", color=RED)
+        axes.annotate(words, (lengths[3], megabytes[3]), (8, -4), textcoords="offset points")
+    megabytes = [peak / 1e6 for peak in found["kernel"]]
+    axes.plot(lengths, megabytes, "d--", color=SKY)
+    words = "1 process,\nPyTorch's\nkernel"
+    axes.annotate(words, (lengths[3], megabytes[3]), (8, -24), textcoords="offset points")
     axes.set(xscale="log", yscale="log", xlabel="positions of a text", ylabel="peak MB in one process")
+    axes.set_xlim(220, 6500)  # the names of the lines need the room on the right
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
     axes.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
     axes.grid(alpha=0.25, color=INK)
-    axes.legend()
+    growth = {}
+    for name, values in found.items():
+        growth[name] = f"{values[-1] / values[-2]:.1f}"
     picture(
         "Peak memory of attention in one process against the length of the text. On 1, 2 and 4 processes it "
-        f"grows {peaks[1][-1] / peaks[1][-2]:.1f}, {peaks[2][-1] / peaks[2][-2]:.1f} and "
-        f"{peaks[4][-1] / peaks[4][-2]:.1f} times with the last doubling of the length. With PyTorch's own "
-        f"kernel on one process it grows {torchs_own[-1] / torchs_own[-2]:.1f} times."
+        f"grows {growth['1']}, {growth['2']} and {growth['4']} times with the last doubling of the length. "
+        f"With PyTorch's own kernel on one process it grows {growth['kernel']} times."
     )

@@ -1,25 +1,13 @@
 """The pictures of notebook 16: which rank has which experts, what is sent, and which experts are busy."""
 
 import matplotlib.pyplot as plt
+import numpy
 
-from show.pictures import (
-    BLUE,
-    DARK,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PINK,
-    RANKS,
-    RED,
-    arrow,
-    box,
-    canvas,
-    picture,
-    tile,
-)
+from show.pictures import BLUE, DARK, GREY, INK, ORANGE, RANKS, RED, arrow, box, canvas, picture, tile
+from show.shades import readable
 
-EXPERTS = [BLUE, ORANGE, GREEN, PINK]
+# On two processes, experts 0 and 1 are on rank 0, and experts 2 and 3 on rank 1.
+EXPERTS = [BLUE, tile(BLUE, 0.45), ORANGE, tile(ORANGE, 0.45)]
 
 
 def draw_ways():
@@ -27,14 +15,15 @@ def draw_ways():
     axes = canvas(5, 4.4, 16, 13.2)
     for rank, left in enumerate((0.2, 9.2)):
         colour = RANKS[rank]
-        box(axes, left, 10.2, 6.6, 2.6, f"rank {rank}", "its own texts", colour)
-        box(axes, left, 6.6, 6.6, 2.2, "router", "which expert?", GREY)
-        box(axes, left, 2.2, 6.6, 2.6, f"experts {2 * rank}, {2 * rank + 1}", "only here", colour)
-        arrow(axes, (left + 3.3, 10.1), (left + 3.3, 8.9))
-        arrow(axes, (left + 2.6 + 1.4 * rank, 6.5), (left + 2.6 + 1.4 * rank, 4.9), both=True)
-    arrow(axes, (5.6, 6.5), (10.4, 4.9), colour=RED, both=True)
-    arrow(axes, (10.4, 6.5), (5.6, 4.9), colour=RED, both=True)
-    axes.text(8, 0.9, "dark orange: all-to-all, tokens there, outputs back", ha="center", size=9, color=RED)
+        box(axes, left, 10.4, 6.6, 2.3, f"rank {rank}", "its own texts", colour)
+        box(axes, left, 6.7, 6.6, 2.1, "router", "which expert?", GREY)
+        box(axes, left, 2.4, 6.6, 2.3, f"experts {2 * rank}, {2 * rank + 1}", "only here", colour)
+        arrow(axes, (left + 3.3, 10.3), (left + 3.3, 8.9))
+        arrow(axes, (left + 2.6 + 1.4 * rank, 6.6), (left + 2.6 + 1.4 * rank, 4.8), both=True)
+    arrow(axes, (5.6, 6.6), (10.4, 4.8), colour=RED, both=True)
+    arrow(axes, (10.4, 6.6), (5.6, 4.8), colour=RED, both=True)
+    words = "dark orange: all-to-all, tokens there, outputs back"
+    axes.text(8, 1.1, words, ha="center", size=9, color=readable(RED))
     axes.text(8, 0, "everything else is on both, as in lesson 04", ha="center", size=9)
     picture(
         "Rank 0 has its own texts, a router and experts 0 and 1. Rank 1 has its own texts, a router and "
@@ -42,29 +31,78 @@ def draw_ways():
     )
 
 
+def draw_route(chosen):
+    """The tokens of two ranks in each step of the layer's forward pass. `chosen` has, for each rank, the
+    expert of each of its tokens."""
+    axes = canvas(5, 5.8, across=16, down=19)
+    own, ordered, arrived = [], [], []
+    for rank, experts in enumerate(chosen):
+        own.append([(rank, expert) for expert in experts])
+        ordered.append(sorted(own[rank]))
+    tokens = ordered[0] + ordered[1]  # sorted by rank, and for each rank by expert
+    for first in (0, 2):
+        arrived.append([token for token in tokens if token[1] in (first, first + 1)])
+
+    for rank, left in enumerate((0.2, 8.9)):
+        words = f"rank {rank}: experts {2 * rank}, {2 * rank + 1}"
+        axes.text(left, 18.3, words, weight="bold", size=10, color=readable(RANKS[rank]))
+        for bottom in (10.0, 5.6):
+            arrow(axes, (left + 1, bottom + 2.3), (left + 1, bottom))
+    stages = (
+        (16.2, "tokens in the order of the texts, with their experts' numbers", own),
+        (13.0, "1  sorted by expert", ordered),
+        (7.9, "2, 3  sent to the experts, which compute the outputs", arrived),
+        (3.5, "4  the outputs are back, still sorted", ordered),
+        (0.3, "5  in the order of the texts, times their weights", own),
+    )
+    for bottom, words, rows in stages:
+        axes.text(0.2, bottom + 1.3, words, size=9)
+        draw_tokens(axes, 0.2, bottom, rows[0])
+        draw_tokens(axes, 8.9, bottom, rows[1])
+    for bottom in (10.0, 5.6):
+        arrow(axes, (4.2, bottom + 2.3), (11.8, bottom), colour=RED)
+        arrow(axes, (11.8, bottom + 2.3), (4.2, bottom), colour=RED)
+        axes.text(8, bottom + 2.0, "all-to-all", ha="center", va="center", size=9, color=readable(RED))
+    lists = []
+    for rank, experts in enumerate(chosen):
+        digits = ", ".join(str(expert) for expert in experts)
+        lists.append(f"rank {rank}'s tokens go to experts {digits}")
+    picture(
+        f"A forward pass of the layer on two ranks: {'; '.join(lists)}. Each rank sorts its tokens. An "
+        "all-to-all brings them to the ranks of their experts, a second one brings the outputs back, and "
+        "each rank puts its outputs into the order of its texts."
+    )
+
+
+def draw_tokens(axes, left, bottom, tokens):
+    """A square for each token, in the colour of its own rank, with the number of its expert."""
+    for place, (rank, expert) in enumerate(tokens):
+        corner = left + 0.74 * place, bottom
+        axes.add_patch(plt.Rectangle(corner, 0.68, 1, facecolor=tile(RANKS[rank], 0.55), edgecolor=GREY))
+        middle = corner[0] + 0.34, bottom + 0.48
+        axes.text(*middle, str(expert), ha="center", va="center", color=DARK, size=9)
+
+
 def draw_counts(counts, owners):
     """A row for each sending rank, a column for each expert. The colour is the rank of the expert."""
     axes = plt.figure(figsize=(4.2, 0.9 + 0.62 * len(counts))).add_subplot()
-    most = max(map(max, counts))
+    most = max(max(line) for line in counts)
     for row, line in enumerate(counts):
+        bottom = len(counts) - 1 - row
         for expert, count in enumerate(line):
-            strength = 0.12 + 0.5 * count / most
-            corner = expert, len(counts) - 1 - row
-            axes.add_patch(
-                plt.Rectangle(corner, 0.95, 0.92, color=tile(RANKS[owners[expert]], strength), lw=0)
-            )
-            axes.text(corner[0] + 0.48, corner[1] + 0.46, count, ha="center", va="center", color=DARK)
+            colour = tile(RANKS[owners[expert]], 0.12 + 0.5 * count / most)
+            axes.add_patch(plt.Rectangle((expert, bottom), 0.95, 0.92, color=colour, lw=0))
+            axes.text(expert + 0.48, bottom + 0.46, count, ha="center", va="center", color=DARK)
+        axes.text(-0.08, bottom + 0.46, f"from rank {row}", ha="right", va="center")
     names = [f"expert {expert}\nrank {owner}" for expert, owner in enumerate(owners)]
     axes.set_xticks([number + 0.48 for number in range(len(owners))], names)
-    axes.set_yticks(
-        [len(counts) - 0.54 - row for row in range(len(counts))],
-        [f"from rank {row}" for row in range(len(counts))],
-    )
-    axes.set(xlim=(0, len(owners)), ylim=(0, len(counts)))
+    axes.set(xlim=(0, len(owners)), ylim=(0, len(counts)), yticks=[])
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    lines = (f"rank {rank} {', '.join(map(str, line))}" for rank, line in enumerate(counts))
+    lines = []
+    for rank, line in enumerate(counts):
+        lines.append(f"rank {rank} {', '.join(str(count) for count in line)}")
     picture(f"How many tokens each rank has for each expert: {'; '.join(lines)}.")
 
 
@@ -72,17 +110,24 @@ def draw_bytes(counted, whole):
     """Bytes that leave a process in a step: by the formula (hollow), and counted by the kernel (filled)."""
     axes = plt.figure(figsize=(4.6, 3.6)).add_subplot()
     sizes = (1, 2, 4, 8)
-    for per_token, colour, mark in ((1, BLUE, "o"), (2, ORANGE, "s")):
-        formula = [per_token * whole * (n - 1) / n / n / 1e6 for n in sizes]
-        looks = {"color": colour, "ls": ":", "lw": 1, "marker": mark}
-        axes.plot(sizes, formula, mfc="none", ms=12, label=f"{per_token} per token: formula", **looks)
-        found = [(n, sent / 1e6) for (n, each), sent in counted.items() if each == per_token]
-        if found:
-            axes.plot(*zip(*found, strict=True), mark, color=colour, ms=5, label=f"{per_token}: counted")
+    for per_token, colour, mark, words in (
+        (2, RED, "s", "two experts per token"),
+        (1, INK, "o", "one expert per token"),
+    ):
+        formula = [per_token * whole * (n - 1) / n**2 / 1e6 for n in sizes]
+        axes.plot(sizes, formula, marker=mark, color=colour, mfc="none", ms=12, ls=":", lw=1)
+        for (n, each), sent in counted.items():
+            if each == per_token:
+                axes.plot(n, sent / 1e6, mark, color=colour, ms=5)
+        axes.text(4.3, formula[2] + 0.12, words, color=readable(colour))
     axes.set_xticks(sizes)
     axes.set(xlabel="processes (8: with eight experts)", ylabel="MB that leave each process")
     axes.set_ylim(-0.2, 3.2)
-    axes.figure.legend(title="experts", loc="outside lower center", ncols=2, columnspacing=1)
+    handles = [
+        axes.plot([], [], "o:", color=GREY, mfc="none", ms=12, lw=1)[0],
+        axes.plot([], [], "o", color=GREY, ms=5)[0],
+    ]
+    axes.figure.legend(handles, ["by the formula", "counted"], loc="outside lower center", ncols=2)
     picture(
         "MB that leave the average process in a step. By the formula it is none on one process, most on two, "
         "and less on four and eight. Two experts per token double it. The counted bytes, on two and four "
@@ -92,30 +137,41 @@ def draw_bytes(counted, whole):
 
 def draw_loads(runs, block):
     """The share of the tokens that each expert gets, step by step, one panel for each run."""
-    figure, panels = plt.subplots(len(runs), figsize=(4.6, 4.6), sharex=True)
+    figure, panels = plt.subplots(len(runs), figsize=(4.6, 4.8), sharex=True)
+    words = []
     for panel, (title, loads) in zip(panels, runs.items(), strict=True):
-        shares = [[100 * step[block][expert] for step in loads] for expert in range(len(loads[0][block]))]
-        panel.stackplot(range(1, len(loads) + 1), shares, colors=EXPERTS, lw=0.4, edgecolor="white")
+        steps = range(1, len(loads) + 1)
+        shares = []
+        for expert in range(4):
+            shares.append([100 * step[block][expert] for step in loads])
+        panel.stackplot(steps, shares, colors=EXPERTS, lw=0.4, edgecolor="white")
         panel.set(title=title, ylabel="% of the tokens", ylim=(0, 100), xlim=(1, len(loads)))
         for line in (25, 50, 75):
             panel.axhline(line, color="white", lw=0.8, ls=":")
+        words.append(f"{title}, the busiest ends with {max(loads[-1][block]):.0%}")
     panels[-1].set_xlabel("step")
     handles = [plt.Rectangle((0, 0), 1, 1, facecolor=colour) for colour in EXPERTS]
     names = [f"expert {number}" for number in range(4)]
     figure.legend(handles, names, loc="outside lower center", ncols=4, handlelength=1, columnspacing=1)
-    most = {title: max(loads[-1][block]) for title, loads in runs.items()}
-    words = "; ".join(f"{title}, the busiest ends with {share:.0%}" for title, share in most.items())
-    picture(f"The share of the tokens that each expert of block {block + 1} gets, step by step: {words}.")
+    picture(
+        f"The share of the tokens that each expert of block {block + 1} gets, step by step: "
+        f"{'; '.join(words)}."
+    )
 
 
-def draw_jump(places, answers, smooth):
+def draw_jump(places, better, both):
     """One component of the output, along a line from one token to another."""
+    jump = numpy.abs(numpy.diff(better)).argmax()  # the place after which the other expert is the better one
+    tie = places[jump].item()
     axes = plt.figure(figsize=(4.6, 2.9)).add_subplot()
-    axes.plot(places, smooth, color=GREY, ls="--", label="both experts, weighted")
-    axes.plot(places, answers, ".", color=BLUE, ms=3, label="the better expert only")
+    axes.plot(places, both, color=GREY, ls="--", label="both experts, weighted")
+    axes.plot(places, better, ".", color=RED, ms=3, label="the better expert only")
+    axes.axvline(tie, color=GREY, lw=0.8, ls=":")
+    axes.text(tie - 0.02, -0.03, "equal scores", ha="right", va="top", size=9)
     axes.set(xlabel="from one token to another", ylabel="a component of the output")
-    axes.legend(labelcolor=INK)
+    axes.legend(labelcolor=INK, loc="lower right")
     picture(
         "One component of the layer's output while a token moves. If both experts are weighted, it changes "
-        "smoothly. With the better expert only, it jumps where the other expert becomes better."
+        "smoothly. With the better expert only, it jumps where both experts have the same score, because the "
+        "other expert is the better one from there on."
     )

@@ -22,9 +22,11 @@ def three_losses(texts, following, positions, order="zigzag", attend=None):
     model = lesson.build_model(61, 96)
     if order:
         lesson.shard(model, mesh, mesh["context"].get_group(), order)
-    for block in model.blocks if attend else ():
-        block.attention.attend = attend
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
+    if attend:
+        for block in model.blocks:
+            block.attention.attend = attend
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
     for _ in range(3):
         loss = cross_entropy(model(texts, positions).flatten(0, 1), following.flatten())
         optimizer.zero_grad()

@@ -43,17 +43,34 @@ def ring(query, key, value, mask):
 
 
 def gather(query, key, value, mask):
-    shards = (AllGather.apply(shard) for shard in (key, value))  # of all processes
-    key, value = (each.movedim(0, 2).flatten(2, 3) for each in shards)
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    """Fetch all keys and values, and attend with the queries of this process."""
+    all_keys = join_positions(AllGather.apply(key))
+    all_values = join_positions(AllGather.apply(value))
+    return scaled_dot_product_attention(query, all_keys, all_values, attn_mask=mask)
 
 
 def ulysses(query, key, value, mask):
-    def all_positions(shard):  # of some heads
-        heads = shard.unflatten(1, (dist.get_world_size(), -1)).movedim(1, 0)
-        return AllToAll.apply(heads).movedim(0, 2).flatten(2, 3)
-
-    query, key, value = map(all_positions, (query, key, value))
+    """Attend with some of the heads to all positions. No mask is needed but the causal one."""
+    query = to_all_positions(query)
+    key = to_all_positions(key)
+    value = to_all_positions(value)
     result = scaled_dot_product_attention(query, key, value, is_causal=True)
-    chunks = result.unflatten(2, (dist.get_world_size(), -1)).movedim(2, 0)
-    return AllToAll.apply(chunks).movedim(0, 1).flatten(1, 2)
+    return to_all_heads(result)
+
+
+def to_all_positions(shard):
+    """From some positions of all heads to all positions of some heads."""
+    by_head = torch.stack(shard.chunk(dist.get_world_size(), dim=1))  # part n is for process n
+    return join_positions(AllToAll.apply(by_head))
+
+
+def to_all_heads(result):
+    """The way back: from all positions of some heads to some positions of all heads."""
+    by_position = torch.stack(result.chunk(dist.get_world_size(), dim=2))
+    received = AllToAll.apply(by_position)
+    return torch.cat(received.unbind(), dim=1)
+
+
+def join_positions(parts):
+    """One text from the parts of all processes: part n has the positions of process n."""
+    return torch.cat(parts.unbind(), dim=2)
