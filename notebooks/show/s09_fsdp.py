@@ -1,4 +1,4 @@
-"""Notebook 09: what processes hold, what a step keeps, and the curves of runs that resumed."""
+"""Notebook 09: what processes hold, who reads which rows of a checkpoint, and what a step keeps."""
 
 import re
 
@@ -6,84 +6,173 @@ import matplotlib.pyplot as plt
 
 from show.pictures import (
     BLUE,
+    DARK,
     GREEN,
     GREY,
     INK,
     ORANGE,
     PAPER,
-    PINK,
     RANKS,
     RED,
     SKY,
-    curves,
+    arrow,
+    box,
+    canvas,
     picture,
     tile,
     timeline,
 )
-
-EXACT = 1e-12  # where zero is drawn on a logarithmic axis
-LIMIT = 1e-5  # of the tests
+from show.rank_inks import INK_OF_RANK, RED_INK
 
 
 def held(running):
     """What each process of a run has printed: bytes of weights, of gradients, of momentum."""
-    lines = [line for line in running.text.splitlines() if " holds " in line]
-    return [[int(size.replace(",", "")) for size in re.findall(r"\d[\d,]{3,}", line)] for line in lines]
+    sizes_by_rank = []
+    for line in running.text.splitlines():
+        if " holds " in line:
+            numbers = re.findall(r"([\d,]+) (?:bytes )?of", line)
+            sizes_by_rank.append([int(number.replace(",", "")) for number in numbers])
+    return sizes_by_rank
 
 
-def draw_resumed(one, four, resumed):
-    """The losses of all runs, and how far the losses of those that resumed are from lesson 01's."""
-    upper, lower = plt.subplots(2, 1, figsize=(5, 5.4), height_ratios=(3, 2))[1]
-    curves(upper, {"lesson 01": one, "4 processes": four} | resumed)
-    upper.axvline(2.5, color=RED, ls="--", lw=1)
-    upper.text(2.47, upper.get_ylim()[0], "resumed ", color=RED, va="bottom", ha="right", size=10)
-    upper.set_title("loss")
-    colours, worst = [line.get_color() for line in upper.get_lines()[2:5]], 0
-    for (label, rows), colour in zip(resumed.items(), colours, strict=True):
-        off = [abs(row["loss"] / truth["loss"] - 1) for row, truth in zip(rows, one, strict=True)]
-        lower.plot(range(1, 5), [max(value, EXACT) for value in off], "o-", color=colour, label=label)
-        worst = max(worst, *off)
-    lower.axhline(LIMIT, color=RED, ls="--", lw=1)
-    lower.set(yscale="log", ylim=(3e-13, 3e-3), xlabel="epoch", title="relative difference from lesson 01")
-    lower.text(1, 2 * LIMIT, "the limit of the tests", color=RED, size=10)
-    lower.set_xticks([1, 2, 3, 4])
+def draw_step():
+    """One layer on two processes during a step, from top to bottom."""
+    axes = canvas(5, 5.4, down=14.2)
+    moments = ["between steps", "forward", "after forward", "backward", "after backward"]
+    held_then = [
+        ("its shard", "weights, momentum"),
+        ("whole layer", "computes"),
+        ("its shard", "weights, momentum"),
+        ("whole layer", "whole gradient"),
+        ("its shard", "weights, momentum, gradient"),
+    ]
+    then = ["all-gather", "reshard", "all-gather", "reduce-scatter"]
+    for rank, left in ((0, 0.1), (1, 8.3)):
+        middle = left + 3.8
+        axes.text(
+            middle, 13.8, f"process {rank}", size=10, color=INK_OF_RANK[rank], ha="center", weight="bold"
+        )
+        for number, (title, text) in enumerate(held_then):
+            colour = RANKS[rank] if title == "its shard" else GREY
+            box(axes, left, 11.2 - 2.75 * number, 7.6, 1.55, title, text, colour)
+    for number, moment in enumerate(moments):
+        axes.text(8, 13.3 - 2.75 * number, moment, weight="bold", size=10, ha="center", va="center")
+    for number, words in enumerate(then):
+        bottom = 11.2 - 2.75 * number
+        ink = INK if words == "reshard" else RED_INK
+        arrow(axes, (0.8, bottom - 0.05), (0.8, bottom - 1.15))
+        axes.text(1.2, bottom - 0.6, words, size=9, va="center", ha="left", color=ink)
+        arrow(axes, (15.2, bottom - 0.05), (15.2, bottom - 1.15))
+        axes.text(14.8, bottom - 0.6, words, size=9, va="center", ha="right", color=ink)
     picture(
-        "Above, the losses of lesson 01, of 4 processes, and of 3, 2 and 1 that resumed after epoch 2: one "
-        f"curve. Below, their relative distance from lesson 01: at most {worst:.0e}, where the tests allow "
-        "1e-5."
+        "One layer on two processes during a step. Between steps each has its shard of weights and "
+        "momentum. An all-gather makes the layer whole for the forward pass, then it is resharded; a second "
+        "all-gather makes it whole for the backward pass; a reduce-scatter leaves each its shard of the "
+        "gradient."
     )
+
+
+def draw_checkpoint(files, rows_of_readers):
+    """The rows of a weight, on the left in the files of the ranks that wrote them, on the right as other
+    ranks read them. `files` and `rows_of_readers` have the number of rows for each file and each reader."""
+    axes = canvas(4.6, 5, across=16, down=16.6)
+    left = stacked(files.values())
+    right = stacked(rows_of_readers)
+    axes.text(5.6, 16, f"{len(files)} files", ha="center", va="center", weight="bold", size=10)
+    axes.text(11.6, 16, f"{len(rows_of_readers)} processes", ha="center", va="center", weight="bold", size=10)
+    for row, ((writer, above), (reader, below)) in enumerate(zip(left, right, strict=True)):
+        draw_row(axes, 4.3, above, row, RANKS[writer])
+        draw_row(axes, 10.3, below, row, RANKS[reader])
+        axes.plot((7.0, 10.2), (above, below), color=GREY, lw=1.4)
+    for writer, name in enumerate(files):
+        at = middle_of(writer, left)
+        axes.text(4.0, at, name, ha="right", va="center", size=9.5, color=INK_OF_RANK[writer])
+    for reader in range(len(rows_of_readers)):
+        at = middle_of(reader, right)
+        axes.text(13.2, at, f"rank {reader}", va="center", size=10, color=INK_OF_RANK[reader])
+    axes.text(8, 0.2, "each line: a row that a process reads", ha="center", size=9.5)
+    written = " ".join(map(str, files.values()))
+    read = " ".join(map(str, rows_of_readers))
+    picture(
+        f"The {len(left)} rows of the last layer. On the left they lie in {len(files)} files with {written} "
+        f"rows. On the right are {len(rows_of_readers)} processes, which read {read} rows. A line leads "
+        "from each row in a file to the process that reads it: a process reads from one file or from two."
+    )
+
+
+def stacked(counts):
+    """For each row of a stack, the group that it belongs to and its height in the picture, top first."""
+    places, height = [], 14.6
+    for group, count in enumerate(counts):
+        for _ in range(count):
+            places.append((group, height))
+            height -= 1.15
+        height -= 0.75
+    return places
+
+
+def middle_of(wanted, places):
+    heights = [height for group, height in places if group == wanted]
+    return (heights[0] + heights[-1]) / 2
+
+
+def draw_row(axes, x, y, row, colour):
+    axes.add_patch(plt.Rectangle((x, y - 0.5), 2.6, 1, facecolor=tile(colour, 0.6), edgecolor=GREY, lw=0.8))
+    axes.text(x + 1.3, y, f"row {row}", ha="center", va="center", color=DARK, size=9)
+
+
+KINDS = {  # a colour names a rank, so a pattern names what is held
+    "weights": {"facecolor": tile(SKY, 1), "hatch": None},
+    "gradients": {"facecolor": tile(SKY, 0.5), "hatch": "////"},
+    "momentum": {"facecolor": tile(SKY, 0.2), "hatch": "...."},
+}
+
+MEASURED = ["measured: rank 0", "rank 1", "rank 2", "rank 3"]
+
+
+def bytes_by_formula(stage, processes):
+    """By ZeRO's formulas, the bytes that a process holds per parameter of this training, for each kind."""
+    sizes = {"weights": 4, "gradients": 4, "momentum": 4}
+    if stage >= 1:
+        sizes["momentum"] /= processes
+    if stage >= 2:
+        sizes["gradients"] /= processes
+    if stage >= 3:
+        sizes["weights"] /= processes
+    return sizes
 
 
 def draw_held(parameters, measured):
     """Bars for ZeRO's formulas, four numbers of processes and four stages; dots for what each measured."""
-    kinds = {"weights": BLUE, "gradients": ORANGE, "momentum": GREEN}
-    axes = plt.subplots(figsize=(5, 3.8))[1]
+    axes = plt.subplots(figsize=(5, 3.9))[1]
     for processes in (1, 2, 3, 4):
         for stage in range(4):
-            place, bottom = processes + 0.2 * (stage - 1.5), 0
-            for whole_until, (kind, colour) in zip((2, 1, 0), kinds.items(), strict=True):
-                height = 4 * parameters / 1000 / (1 if stage <= whole_until else processes)
-                label = kind if (processes, stage) == (1, 0) else None
-                axes.bar(place, height, 0.17, bottom, color=colour, alpha=0.75, label=label)
+            place = processes + 0.2 * (stage - 1.5)
+            bottom = 0
+            for kind, size in bytes_by_formula(stage, processes).items():
+                height = parameters * size / 1000
+                axes.bar(place, height, 0.17, bottom, edgecolor=GREY, lw=0.5, **KINDS[kind])
                 bottom += height
             axes.text(place, -6, stage, ha="center", va="top", size=9)
         for rank, sizes in enumerate(measured[processes]):
-            place = processes + 0.3 + 0.05 * (rank - (processes - 1) / 2)
-            label = "measured, by rank" if (processes, rank) == (1, 0) else None
-            axes.plot(place, sum(sizes) / 1000, "o", color=INK, ms=5, label=label)
-    names = [f"\n{count} process{'es' if count > 1 else ''}" for count in (1, 2, 3, 4)]
-    axes.set_xticks((1, 2, 3, 4), names)
+            place = processes + 0.3 + 0.06 * (rank - (processes - 1) / 2)
+            axes.plot(place, sum(sizes) / 1000, "o", color=RANKS[rank], mec=DARK, mew=0.6, ms=6)
+    axes.set_xticks((1, 2, 3, 4), ["\n1 process", "\n2 processes", "\n3 processes", "\n4 processes"])
     axes.tick_params(axis="x", length=0)
     axes.set(xlabel="above: ZeRO's stage", ylabel="kB on each process")
-    handles, labels = axes.get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda number: labels[number].startswith("measured"))
-    axes.legend(
-        [handles[number] for number in order],
-        [labels[number] for number in order],
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=2,
-    )
+    # A legend is filled column by column: a kind above, a rank below. Above rank 3 nothing is left to name.
+    handles, names = [], []
+    for rank, (kind, words) in enumerate(zip([*KINDS, None], MEASURED, strict=True)):
+        if kind:
+            handles.append(plt.Rectangle((0, 0), 1, 1, edgecolor=GREY, lw=0.5, **KINDS[kind]))
+            names.append(kind)
+        else:
+            handles.append(plt.Line2D([], [], lw=0))
+            names.append("")
+        handles.append(plt.Line2D([], [], marker="o", color=RANKS[rank], mec=DARK, mew=0.6, ms=6, lw=0))
+        names.append(words)
+    looks = {"loc": "outside upper center", "ncols": 4, "columnspacing": 0.9, "handletextpad": 0.4}
+    axes.figure.legend(handles, names, **looks)
     picture(
         "What each process holds by ZeRO's stage on 1 to 4 processes. Stage 0 is "
         f"{12 * parameters / 1000:.0f} kB on any number; stage 3 is that divided by the number of processes. "
@@ -91,38 +180,57 @@ def draw_held(parameters, measured):
     )
 
 
-def draw_formulas(formulas, billions, numbers):
-    """GB on each GPU against the number of GPUs, a line for each stage."""
-    axes = plt.subplots(figsize=(5, 3.2))[1]
-    for (stage, formula), style in zip(formulas.items(), ("-", "--", "-.", "-"), strict=True):
-        axes.plot(numbers, [billions * formula(n) for n in numbers], style, lw=2.2, label=stage)
-    axes.axhline(80, color=RED, lw=1)
-    axes.text(1, 75, "a GPU of 80 GB", color=RED, va="top", size=10)
-    axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="GB on each")
+def draw_formulas(bytes_per_parameter, billions, limit):
+    """GB on each GPU against the number of GPUs, a line for each stage, and where a line goes below the
+    limit."""
+    axes = plt.subplots(figsize=(5, 3.4))[1]
+    numbers = range(1, 65)
+    said = []
+    for stage, style in enumerate(("-", "--", "-.", "-")):
+        sizes = [billions * bytes_per_parameter(stage, gpus) for gpus in numbers]
+        axes.plot(numbers, sizes, style, color=BLUE if stage == 3 else INK, lw=2.2)
+        axes.text(68, sizes[-1], f"stage {stage}", va="center", size=10)
+        enough = [gpus for gpus, size in zip(numbers, sizes, strict=True) if size <= limit]
+        if enough:
+            first = enough[0]
+            axes.plot(first, sizes[first - 1], "o", color=RED, ms=7)
+            axes.annotate(
+                f"{first} GPUs",
+                (first, sizes[first - 1]),
+                xytext=(-6, -15),
+                textcoords="offset points",
+                ha="right",
+                color=RED_INK,
+                size=10,
+            )
+            said.append(f"stage {stage} is below it from {first} GPUs on")
+    axes.axhline(limit, color=RED, lw=1)
+    axes.text(1, 0.94 * limit, f"{limit} GB", color=RED_INK, va="top", size=10)
+    axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="GB on each", xlim=(0.9, 130))
     axes.set_title(f"{billions} billion parameters")
     axes.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
     axes.set_yticks([10, 20, 50, 100, 200, 500], [10, 20, 50, 100, 200, 500])
     axes.minorticks_off()
-    axes.legend(loc="lower left")
     picture(
-        f"GB on each GPU by the number of GPUs, for {billions} billion parameters. Stage 0 stays at "
-        f"{16 * billions} GB, above a GPU of 80 GB. Stages 1 and 2 fall towards {4 * billions} and "
-        f"{2 * billions} GB. Stage 3 falls without end, to {16 * billions / 64:.1f} GB on 64 GPUs."
+        f"GB on each GPU by the number of GPUs, for {billions} billion parameters, and a line at {limit} GB. "
+        f"Stages 0 and 1 stay above the line, {' and '.join(said)}. Stage 3 falls without end, to "
+        f"{billions * bytes_per_parameter(3, 64):.1f} GB on 64 GPUs."
     )
 
 
 def draw_whole(found):
     """The weights that are whole at every place of a step, in three settings."""
     axes = plt.subplots(figsize=(5, 4))[1]
-    looks = {"the lesson": (BLUE, "-"), "--no-reshard": (ORANGE, "--"), "only the root": (RED, ":")}
+    looks = {"the lesson": (BLUE, "-"), "--no-reshard": (GREEN, "--"), "only the root": (RED, ":")}
+    most = {}
     for name, (colour, style) in looks.items():
         places = [place for place, _ in found[name]["whole"]]
         sizes = [size / 1000 for _, size in found[name]["whole"]]
         axes.step(range(len(places)), sizes, where="mid", color=colour, ls=style, lw=2.4, label=name)
+        most[name] = max(sizes)
     axes.set_xticks(range(len(places)), places, rotation=90)
     axes.set_ylabel("kB of weights that are whole")
     axes.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
-    most = {name: max(size for _, size in found[name]["whole"]) / 1000 for name in looks}
     picture(
         "The weights that are whole during a step. In the lesson only the layer that computes, at most "
         f"{most['the lesson']:.0f} kB. With --no-reshard they add up to all {most['--no-reshard']:.0f} kB "
@@ -133,32 +241,36 @@ def draw_whole(found):
 def draw_kept(kept, weights):
     """A bar for what each setting keeps for the backward pass, in bytes, and a line for all weights."""
     axes = plt.subplots(figsize=(5, 2.1))[1]
-    bars = axes.barh(list(kept), [size / 1000 for size in kept.values()], color=[BLUE, PINK, GREEN])
+    sizes = [size / 1000 for size in kept.values()]
+    bars = axes.barh(list(kept), sizes, color=SKY)
     axes.bar_label(bars, padding=4, fmt="{:,.0f} kB", color=INK)
     axes.axvline(weights / 1000, color=RED, lw=1)
-    axes.text(170, -0.66, "all weights of the model", color=RED, va="center", size=10)
+    axes.text(170, -0.66, "all weights of the model", color=RED_INK, va="center", size=10)
     axes.set(xlabel="kept for backward on each process, kB", xlim=(0, 3600), ylim=(2.6, -0.95))
-    sizes = ", ".join(f"{size / 1000:,.0f} kB ({label})" for label, size in kept.items())
+    said = ", ".join(f"{size / 1000:,.0f} kB ({label})" for label, size in kept.items())
     picture(
-        f"What a process keeps for the backward pass: {sizes}. All weights together are "
+        f"What a process keeps for the backward pass: {said}. All weights together are "
         f"{weights / 1000:.0f} kB."
     )
 
 
 def draw_saving(diaries):
     """When each rank trains and writes: from step 9 to the end of the last write."""
-    rows, colours = {}, {"step": SKY, "copy": RED, "write": GREEN}
+    rows = {}
     for rank, diary in enumerate(diaries):
         zero = diary[9][0]
-        until = [end for _, end, kind in diary if kind == "write"][-1] + 0.05
-        seen = [
-            (1000 * (begin - zero), 1000 * (end - zero), kind)
-            for begin, end, kind in diary
-            if zero <= begin < until
-        ]
-        rows[f"rank {rank} trains"] = [bar for bar in seen if bar[2] != "write"]
-        rows[f"rank {rank} writes"] = [bar for bar in seen if bar[2] == "write"]
-    timeline(plt.subplots(figsize=(5, 2.6))[1], rows, colours)
+        last_write = max(end for _, end, kind in diary if kind == "write")
+        trains, writes = [], []
+        for begin, end, kind in diary:
+            if zero <= begin < last_write + 0.05:
+                bar = (1000 * (begin - zero), 1000 * (end - zero), kind)
+                if kind == "write":
+                    writes.append(bar)
+                else:
+                    trains.append(bar)
+        rows[f"rank {rank} trains"] = trains
+        rows[f"rank {rank} writes"] = writes
+    timeline(plt.subplots(figsize=(5, 2.6))[1], rows, {"step": SKY, "copy": RED, "write": GREEN})
     picture(
         "Two ranks over time, each with a row for training and one for writing. Two checkpoints are copied, "
         "while no step is taken, and then written, while further steps are taken."
@@ -167,38 +279,68 @@ def draw_saving(diaries):
 
 def draw_gathered(places):
     """What rank 0 of two ranks has in memory at each place of a step: a column for each layer."""
-    steps = [place for place, _ in places[1:-1]]  # without "before" and "after"
-    layers = [place.removeprefix("forward ") for place in steps if place.startswith("forward ")]
+    moments = [place for place, _ in places[1:]]  # without "before"
+    layers = [place.removeprefix("forward ") for place in moments if place.startswith("forward ")]
     axes = plt.subplots(figsize=(4.8, 4.6))[1]
-    for row, place in enumerate([*steps, "after"]):
-        for column, layer in enumerate(layers):
-            is_whole = place.endswith(layer)
-            is_done = f"backward {layer}" in steps[:row]
-            parts = [("weights", 0, True), ("weights", 1, is_whole)]
-            parts += [("gradient", 0, is_done or place == f"backward {layer}")]
-            parts += [("gradient", 1, place == f"backward {layer}")]
-            for kind, rank, is_there in parts:
-                corner = column + 0.42 * rank, -row - (0.36 if kind == "gradient" else 0)
-                fill = tile(RANKS[rank], 0.6) if is_there else PAPER
-                hatch = "////" if kind == "gradient" and is_there else None
-                looks = {"facecolor": fill, "hatch": hatch, "edgecolor": GREY, "lw": 0.6}
-                axes.add_patch(plt.Rectangle(corner, 0.42, 0.32, **looks))
-    axes.set_yticks([-row for row in range(len(steps) + 1)], [*steps, "after"])
+    for column, layer in enumerate(layers):
+        is_done = False
+        for row, moment in enumerate(moments):
+            is_whole = moment.endswith(layer)
+            is_backward = moment == f"backward {layer}"
+            is_done = is_done or is_backward
+            draw_half(axes, column, -row, BLUE, True)
+            draw_half(axes, column + 0.42, -row, ORANGE, is_whole)
+            draw_half(axes, column, -row - 0.36, BLUE, is_done, "////")
+            draw_half(axes, column + 0.42, -row - 0.36, ORANGE, is_backward, "////")
+    axes.set_yticks([-row for row in range(len(moments))], moments)
     axes.set_xticks([column + 0.42 for column in range(len(layers))], layers)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set(xlim=(-0.1, len(layers)), ylim=(-len(steps) - 0.5, 0.5))
-    looks = (("its shard", BLUE, None), ("the other rank's", ORANGE, None), ("gradient", GREY, "////"))
-    handles = [
-        plt.Rectangle((0, 0), 1, 1, facecolor=tile(colour, 0.6), hatch=hatch, edgecolor=GREY)
-        for _, colour, hatch in looks
-    ]
-    names = [name for name, *_ in looks]
-    axes.figure.legend(handles, names, loc="outside lower center", ncols=3, columnspacing=1)
+    axes.set(xlim=(-0.1, len(layers)), ylim=(-len(moments) + 0.5, 0.5))
+    looks = {"its shard": (BLUE, None), "the other rank's": (ORANGE, None), "gradient": (GREY, "////")}
+    handles = []
+    for colour, hatch in looks.values():
+        handles.append(plt.Rectangle((0, 0), 1, 1, facecolor=tile(colour, 0.6), hatch=hatch, edgecolor=GREY))
+    axes.figure.legend(handles, list(looks), loc="outside lower center", ncols=3, columnspacing=1)
     picture(
         "The memory of rank 0 of two ranks during a step. It always has its shard of the weights of each "
         "layer. The other rank's shard is there only while the layer computes: in turn forward, from "
         f"{layers[0]} to {layers[-1]}, and back. The gradient of a layer is whole in its backward pass, then "
         "rank 0 keeps its shard."
     )
+
+
+def draw_half(axes, x, y, colour, is_there, hatch=None):
+    """A rank's half of the weights or of the gradient of a layer: empty if it is not in memory."""
+    fill = tile(colour, 0.6) if is_there else PAPER
+    pattern = hatch if is_there else None
+    axes.add_patch(plt.Rectangle((x, y), 0.42, 0.32, facecolor=fill, hatch=pattern, edgecolor=GREY, lw=0.6))
+
+
+def draw_patchwork(seed_of_row):
+    """The rows of a gathered weight, in the colour of the rank whose own model each of them comes from."""
+    axes = canvas(5, 3.3, across=16, down=10.4)
+    for seed, x in ((0, 0.4), (1, 12.2)):
+        name = f"built by\nrank {seed}"
+        axes.text(x + 1.7, 9.6, name, ha="center", va="center", size=10, color=INK_OF_RANK[seed])
+        draw_rows(axes, x, [seed] * len(seed_of_row))
+    axes.text(8, 9.6, "gathered", ha="center", va="center", size=10, weight="bold")
+    draw_rows(axes, 6.3, seed_of_row)
+    half = 0.5 * len(seed_of_row)
+    arrow(axes, (4.0, 8.5 - 0.25 * half), (6.1, 8.5 - 0.25 * half))
+    arrow(axes, (12.0, 8.5 - 0.75 * half), (9.9, 8.5 - 0.75 * half))
+    first = seed_of_row.index(1)
+    picture(
+        f"The {len(seed_of_row)} rows of the first layer's weight, as rank 0 built it, as rank 1 built it, "
+        f"and gathered. Rows 0 to {first - 1} of the gathered weight are rank 0's, rows {first} to "
+        f"{len(seed_of_row) - 1} are rank 1's."
+    )
+
+
+def draw_rows(axes, x, seed_of_row):
+    for row, seed in enumerate(seed_of_row):
+        corner = x, 8 - 0.5 * row
+        axes.add_patch(
+            plt.Rectangle(corner, 3.4, 0.5, facecolor=tile(RANKS[seed], 0.6), edgecolor=GREY, lw=0.6)
+        )

@@ -1,34 +1,43 @@
-"""The pictures of notebook 13: which rank holds what of the GPT, what a step sends, the losses of a run."""
+"""The pictures of notebook 13: which rank holds what of the GPT, who reads a snapshot, what a step sends,
+and what the model learns and writes."""
 
 import math
 
 import matplotlib.pyplot as plt
+from torch.distributed.checkpoint import FileSystemReader
 
-from show.pictures import BLUE, DARK, GREY, ORANGE, RANKS, RED, canvas, picture, tile
+from show.pictures import DARK, GREY, RANKS, RED, SKY, arrow, box, canvas, picture, tile
+from show.rank_inks import INK_OF_RANK, RED_INK
+
+DIMENSIONS = {"data": SKY, "tensor": RED}
+COLUMNS = ((0, 2, 1, 3),)  # which rank holds which part of a matrix: inputs down, outputs across
+ROWS = ((0, 2), (1, 3))
+TABLE = ((0, 1), (2, 3))
+NORM = (("0, 1", "2, 3"),)  # two ranks hold each half
 
 
 def draw_parts():
     """The GPT from the characters to their scores, and which rank of a 2 x 2 mesh holds which part."""
-    columns, rows, table = ((0, 2, 1, 3),), ((0, 2), (1, 3)), ((0, 1), (2, 3))  # inputs down, outputs across
-    layers = {
-        "embedding, positions": (table, "all-gather"),
-        "norm": (None, ""),
-        "query, key, value": (columns, ""),
-        "project": (rows, "all-reduce"),
-        "norm ": (None, ""),
-        "up": (columns, ""),
-        "down": (rows, "all-reduce"),
-        "norm  ": (None, ""),
-        "head": (columns, "all-reduces"),
-    }
+    layers = [
+        ("embedding, positions", TABLE, "all-gather"),
+        ("norm", NORM, ""),
+        ("query, key, value", COLUMNS, ""),
+        ("project", ROWS, "all-reduce"),
+        ("norm", NORM, ""),
+        ("up", COLUMNS, ""),
+        ("down", ROWS, "all-reduce"),
+        ("norm", NORM, ""),
+        ("head", COLUMNS, "all-reduces"),
+    ]
     axes = canvas(4.4, 5.8, across=17, down=21.6)
     axes.text(0.2, 21, "a text: 176 characters", va="center", size=10)
-    for number, (name, (parts, collective)) in enumerate(layers.items()):
+    for number, (name, parts, collective) in enumerate(layers):
         bottom = 18.4 - 2.2 * number
-        axes.text(6.6, bottom + 0.8, name.strip(), ha="right", va="center", size=10)
+        axes.text(6.6, bottom + 0.8, name, ha="right", va="center", size=10)
         draw_matrix(axes, 7.4, bottom, parts)
         if collective:
-            axes.text(13.2, bottom + 0.8, f"{collective}\nover tensor", va="center", size=9, color=RED)
+            words = f"{collective}\nover tensor"
+            axes.text(13.2, bottom + 0.8, words, va="center", size=9, color=RED_INK)
     axes.plot((0.4, 0.1, 0.1, 0.4), (17.6, 17.6, 5.2, 5.2), color=GREY, lw=1.2)
     axes.text(0.5, 10.4, "2 blocks", va="center", weight="bold", size=10)
     axes.text(0.2, -0.1, "a score for each of 61 characters, at each position", va="center", size=10)
@@ -41,50 +50,195 @@ def draw_parts():
 
 
 def draw_matrix(axes, x, y, parts):
-    """A matrix in the colours of the ranks that hold its parts. Two ranks hold each half of a norm."""
-    parts = parts or (("0, 1", "2, 3"),)
-    height, width = 1.6 / len(parts), 5 / len(parts[0])
+    """A matrix in the colours of the ranks that hold its parts."""
+    height = 1.6 / len(parts)
+    width = 5 / len(parts[0])
     for row, ranks in enumerate(parts):
         for column, rank in enumerate(ranks):
-            fill = tile(GREY, 0.3) if isinstance(rank, str) else tile(RANKS[rank], 0.6)
-            corner = x + width * column, y + 1.6 - height * (row + 1)
-            axes.add_patch(plt.Rectangle(corner, width, height, facecolor=fill, edgecolor=GREY, lw=0.8))
-            middle = corner[0] + width / 2, corner[1] + height / 2
-            axes.text(*middle, rank, ha="center", va="center", color=DARK, size=9)
+            fill = tile(GREY, 0.3) if parts is NORM else tile(RANKS[rank], 0.6)
+            draw_part(axes, x + width * column, y + 1.6 - height * (row + 1), width, height, fill, rank)
+
+
+def draw_part(axes, x, y, width, height, fill, words):
+    axes.add_patch(plt.Rectangle((x, y), width, height, facecolor=fill, edgecolor=GREY, lw=0.8))
+    axes.text(x + width / 2, y + height / 2, words, ha="center", va="center", color=DARK, size=9)
+
+
+def chunks_of(snapshot, name):
+    """The shape of a weight in a snapshot, and of each file the rank that wrote it and the place and size of
+    what it holds."""
+    metadata = FileSystemReader(snapshot).read_metadata()
+    writers = {}
+    for place, stored in metadata.storage_data.items():
+        if place.fqn == name:  # the file of rank 2 is called __2_0.distcp
+            writers[tuple(place.offset)] = int(stored.relative_path.split("_")[2])
+    weight = metadata.state_dict_metadata[name]
+    chunks = []
+    for chunk in weight.chunks:
+        chunks.append((writers[tuple(chunk.offsets)], tuple(chunk.offsets), tuple(chunk.sizes)))
+    return tuple(weight.size), chunks
+
+
+def draw_resumed(snapshot):
+    """Two matrices as four processes wrote them into a snapshot, and as two processes read them."""
+    axes = canvas(5, 4.6, across=16, down=14.6)
+    axes.text(5.4, 14, "written by 4 processes", ha="center", va="center", weight="bold", size=10)
+    axes.text(13, 14, "read by 2", ha="center", va="center", weight="bold", size=10)
+    said = []
+    for name, bottom in (("query", 7.6), ("project", 0.4)):
+        weight = f"weights.model.blocks.0.attention.{name}.weight"
+        (outputs, inputs), chunks = chunks_of(snapshot, weight)
+        axes.text(2.2, bottom + 2.6, name, ha="right", va="center", size=10)
+        for rank, (left, top), (across, down) in chunks:
+            x, width = 2.7 + 5.4 * left / outputs, 5.4 * across / outputs
+            y, height = bottom + 5.2 * (1 - (top + down) / inputs), 5.2 * down / inputs
+            draw_part(axes, x, y, width, height, tile(RANKS[rank], 0.6), f"file\nof {rank}")
+        arrow(axes, (8.4, bottom + 2.6), (10.1, bottom + 2.6))
+        if name == "query":  # outputs are split over tensor
+            draw_part(axes, 10.3, bottom, 2.7, 5.2, tile(RANKS[0], 0.6), "rank 0")
+            draw_part(axes, 13, bottom, 2.7, 5.2, tile(RANKS[1], 0.6), "rank 1")
+        else:  # inputs are split over tensor
+            draw_part(axes, 10.3, bottom + 2.6, 5.4, 2.6, tile(RANKS[0], 0.6), "rank 0")
+            draw_part(axes, 10.3, bottom, 5.4, 2.6, tile(RANKS[1], 0.6), "rank 1")
+        writers = ", ".join(str(rank) for rank, place, _ in sorted(chunks, key=lambda chunk: chunk[1]))
+        said.append(f"{name}, in files of ranks {writers}")
+    picture(
+        f"Two matrices, each in four files: {'; '.join(said)}. Of each matrix, two processes read one half "
+        "each: rank 0 reads the files of the former ranks 0 and 2, rank 1 those of 1 and 3."
+    )
 
 
 def draw_sent(sent):
-    """Kilobytes that rank 0 sends in a step, for each kind of collective and dimension."""
+    """The mesh, with lines as thick as what a rank sends in a step, and bars for each kind of collective."""
+    figure = plt.figure(figsize=(5, 5.6))
+    upper, lower = figure.subplots(2, 1, height_ratios=(3, 2))
+    totals = {"data": 0, "tensor": 0}
+    for (_, _, dimension), size in sent.items():
+        totals[dimension] += size / 1e3
+    draw_mesh(upper, totals)
     kinds = ["all-gather", "reduce-scatter", "all-reduce"]
-    axes, totals = plt.figure(figsize=(5, 2.8)).add_subplot(), []
-    for shift, (over, colour) in enumerate((("data", BLUE), ("tensor", ORANGE))):
-        widths = [
-            sum(size for (_, kind, way), size in sent.items() if (kind, way) == (wanted, over)) / 1e3
-            for wanted in kinds
-        ]
-        places = [number + 0.4 * shift for number in range(3)]
-        axes.barh(places, widths, 0.36, color=colour, label=f"over {over}")
-        totals.append(f"{sum(widths):,.0f} kB over {over}")
-    axes.set_yticks([0.2, 1.2, 2.2], kinds)
-    axes.invert_yaxis()
-    axes.set_xlabel("kB that rank 0 sends in a step")
-    axes.legend()
+    for shift, (dimension, colour) in enumerate(DIMENSIONS.items()):
+        for number, wanted in enumerate(kinds):
+            width = 0
+            for (_, kind, over), size in sent.items():
+                if kind == wanted and over == dimension:
+                    width += size / 1e3
+            lower.barh(number + 0.4 * shift, width, 0.36, color=colour)
+            if width:
+                lower.text(width + 50, number + 0.4 * shift, f"{width:,.0f}", va="center", size=10)
+    lower.set_yticks([0.2, 1.2, 2.2], kinds)
+    lower.invert_yaxis()
+    lower.set(xlabel="kB that rank 0 sends in a step", xlim=(0, 1.25 * lower.get_xlim()[1]))
     picture(
-        f"In a step rank 0 sends {totals[0]}, in all-gathers and reduce-scatters, and {totals[1]}, most "
-        "of it in all-reduces."
+        f"The 2 x 2 mesh. In a step rank 0 sends {totals['data']:,.0f} kB over data, to its column, in "
+        f"all-gathers and reduce-scatters, and {totals['tensor']:,.0f} kB over tensor, to its row, most of "
+        "it in all-reduces."
     )
+
+
+def draw_mesh(axes, totals):
+    """Four ranks; between them lines whose width is the number of kB sent."""
+    axes.set(xlim=(0, 16), ylim=(-0.2, 9.4))
+    axes.axis("off")
+    thickest = 14  # points
+    widths = {name: max(1.2, thickest * total / max(totals.values())) for name, total in totals.items()}
+    looks = {"solid_capstyle": "butt", "zorder": 0}
+    for y in (7.6, 1.4):
+        axes.plot((4.4, 11.6), (y, y), color=DIMENSIONS["tensor"], lw=widths["tensor"], **looks)
+    for x in (2.4, 13.6):
+        axes.plot((x, x), (2.8, 6.2), color=DIMENSIONS["data"], lw=widths["data"], **looks)
+    for rank, (x, y) in enumerate(((0.4, 6.2), (11.6, 6.2), (0.4, 0), (11.6, 0))):
+        box(axes, x, y, 4, 2.8, f"rank {rank}", colour=RANKS[rank], size=10)
+    axes.text(8, 6.5, f"tensor: {totals['tensor']:,.0f} kB", ha="center", size=10)
+    axes.text(2.8, 4.5, f"data: {totals['data']:,.0f} kB", va="center", size=10)
 
 
 def draw_losses(trained_on, held_back, characters):
     """The loss of each step on training text, and of every tenth step on text that is held back."""
     steps = len(trained_on)
-    axes = plt.figure(figsize=(5, 3.4)).add_subplot()
-    axes.plot(range(1, steps + 1), trained_on, color=BLUE, label="limericks that it trains on")
-    axes.plot(range(10, steps + 1, 10), held_back, color=ORANGE, label="limericks held back")
-    axes.axhline(math.log(characters), color=GREY, ls="--", label=f"guessing: log {characters}")
-    axes.set(xlabel="step", ylabel="loss of a character", ylim=(0, 5.6))
-    axes.legend()
+    lowest = min(held_back)
+    at = 10 * (held_back.index(lowest) + 1)
+    axes = plt.figure(figsize=(5, 3.6)).add_subplot()
+    axes.plot(range(1, steps + 1), trained_on, color=SKY)
+    axes.plot(range(10, steps + 1, 10), held_back, color=RED, ls="-", marker="o", ms=3.5)
+    axes.axhline(math.log(characters), color=GREY, ls="--")
+    axes.text(steps, math.log(characters) + 0.1, f"guessing: log {characters}", ha="right", size=10)
+    axes.text(steps, held_back[-1] - 0.5, "limericks held back", ha="right", size=10, color=RED_INK)
+    axes.text(steps, trained_on[-1] + 0.25, "limericks that it trains on", ha="right", size=10)
+    axes.annotate(
+        f"lowest: {lowest:.2f}",
+        (at, lowest),
+        xytext=(at + 6, lowest + 0.65),
+        size=10,
+        color=RED_INK,
+        arrowprops={"arrowstyle": "-", "color": GREY},
+    )
+    axes.set(xlabel="step", ylabel="loss of a character", ylim=(0, 5))
     picture(
         f"The loss of {steps} steps. On limericks that the model trains on it falls to {trained_on[-1]:.2f}. "
-        f"On limericks held back it falls to {min(held_back):.2f}, then rises to {held_back[-1]:.2f}."
+        f"On limericks held back it falls to {lowest:.2f} after {at} steps, then rises to "
+        f"{held_back[-1]:.2f}."
     )
+
+
+def draw_temperatures(likely, beginning):
+    """The likeliest next characters at each temperature: for each a list of a character and its chance."""
+    figure, grid = plt.subplots(1, len(likely), figsize=(5, 2.8), sharey=True)
+    said = []
+    for axes, (temperature, chances) in zip(grid, likely.items(), strict=True):
+        for number, (_, chance) in enumerate(chances):
+            axes.barh(number, 100 * chance, color=SKY)
+            axes.text(100 * chance + 3, number, f"{chance:.0%}", va="center", size=9.5)
+        axes.set(xlim=(0, 135), xticks=[], yticks=[])
+        axes.set_title(f"at {temperature}", size=10, weight="normal")
+        axes.spines["bottom"].set_visible(False)
+        character, chance = chances[0]
+        said.append(f"at {temperature}, {character!r} has {chance:.0%}")
+    characters = [character for character, _ in likely[min(likely)]]
+    grid[0].set_yticks(range(len(characters)), [f"“{character}”" for character in characters])
+    grid[0].tick_params(length=0)
+    grid[0].invert_yaxis()
+    figure.suptitle(f"after “{beginning}”, by temperature", size=10, weight="bold")
+    picture(
+        f"The chances of the characters that are likeliest after {beginning!r}, a panel for each "
+        f"temperature: {'; '.join(said)}. The higher the temperature, the more even the chances are."
+    )
+
+
+def draw_written(texts_by_name, beginning, length=34):
+    """The texts of four ranks, character by character. In a row of the mesh, a tile has the colour of its
+    rank from the first character on in which the two ranks of this row differ."""
+    axes = canvas(5, 4.6, across=length + 8.5, down=20.5)
+    said = []
+    for top, (name, texts) in zip((19.4, 8.6), texts_by_name.items(), strict=True):
+        axes.text(0, top, name, va="center", weight="bold", size=10)
+        for row in (0, 1):
+            pair = [2 * row, 2 * row + 1]
+            first = first_difference(texts[pair[0]], texts[pair[1]])
+            for rank in pair:
+                y = top - 1.9 - 1.7 * rank - 0.7 * row
+                axes.text(0, y, f"rank {rank}", va="center", size=9.5, color=INK_OF_RANK[rank])
+                written = texts[rank][len(beginning) : len(beginning) + length]
+                for number, character in enumerate(written, len(beginning)):
+                    draw_character(
+                        axes, number - len(beginning) + 8, y, character, RANKS[rank], number >= first
+                    )
+            if first < len(beginning) + length:
+                said.append(f"{name}: ranks {pair[0]} and {pair[1]} differ from character {first + 1} on")
+            else:
+                said.append(f"{name}: ranks {pair[0]} and {pair[1]} write the same characters")
+    picture(f"What four ranks write after {beginning!r}. {'. '.join(said)}.")
+
+
+def first_difference(one, other):
+    for number, (ours, theirs) in enumerate(zip(one, other, strict=False)):
+        if ours != theirs:
+            return number
+    return max(len(one), len(other))
+
+
+def draw_character(axes, x, y, character, colour, is_different):
+    fill = tile(colour, 0.6) if is_different else tile(GREY, 0.2)
+    axes.add_patch(plt.Rectangle((x, y - 0.75), 1, 1.5, facecolor=fill, lw=0))
+    shown = "↵" if character == "\n" else character
+    axes.text(x + 0.5, y, shown, ha="center", va="center", color=DARK, size=9.5, family="monospace")

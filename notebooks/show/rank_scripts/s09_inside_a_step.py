@@ -21,7 +21,8 @@ def build(options):
     if options is None:
         return fully_shard(model)
     options = SimpleNamespace(**DEFAULTS | options, world_size=dist.get_world_size())
-    importlib.import_module("09_fsdp").shard(model, options, torch.device("cpu"))
+    lesson = importlib.import_module("09_fsdp")  # an import statement cannot name a file that begins with 09
+    lesson.shard(model, options, torch.device("cpu"))
     return model
 
 
@@ -30,12 +31,22 @@ def count(model, step, images):
     kept = []
 
     def keep(tensor):
-        kept.append(tensor.nbytes if tensor.dim() and len(tensor) == images else 0)
+        if tensor.dim() > 0 and len(tensor) == images:
+            kept.append(tensor.nbytes)
         return tensor
 
-    with CommDebugMode() as mode, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    def give_back(tensor):
+        return tensor
+
+    with CommDebugMode() as mode, torch.autograd.graph.saved_tensors_hooks(keep, give_back):
         step(model)
-    return {"sent": {str(name): number for name, number in mode.get_comm_counts().items()}, "kept": sum(kept)}
+    found = {"all-gathers": 0, "reduce-scatters": 0, "kept": sum(kept)}
+    for name, number in mode.get_comm_counts().items():
+        if "allgather" in str(name):
+            found["all-gathers"] += number
+        if "reduce_scatter" in str(name):
+            found["reduce-scatters"] += number
+    return found
 
 
 def watch(model, step):
@@ -46,12 +57,21 @@ def watch(model, step):
         whole = [weight for weight in model.parameters() if not isinstance(weight, DTensor)]
         places.append((place, sum(weight.nbytes for weight in whole)))
 
-    def forward_done(output, name):
-        output.register_hook(lambda gradient: note_bytes(f"backward {name}"))
+    def watch_layer(layer, name):
+        def before_forward(layer, inputs):
+            note_bytes(f"forward {name}")
+
+        def before_backward(gradient):
+            note_bytes(f"backward {name}")
+
+        def after_forward(layer, inputs, output):
+            output.register_hook(before_backward)
+
+        layer.register_forward_pre_hook(before_forward)
+        layer.register_forward_hook(after_forward)
 
     for number, name in NAMES.items():
-        model[number].register_forward_pre_hook(lambda *_, name=name: note_bytes(f"forward {name}"))
-        model[number].register_forward_hook(lambda *words, name=name: forward_done(words[-1], name))
+        watch_layer(model[number], name)
     note_bytes("before")
     step(model)
     note_bytes("after")
