@@ -1,72 +1,201 @@
-"""The pictures of notebook 14: the trials of a search, what pruning saved, and who trained what."""
+"""The pictures of notebook 14: workers and their journal, the trials of a search, what pruning saved, who
+trained what, and one trial in two searches."""
+
+import math
 
 import matplotlib.pyplot as plt
 
 from parts import tuning
-from show.pictures import BLUE, DARK, GREY, INK, ORANGE, PAPER, RED, SKY, picture, tile, timeline
+from show.pictures import BLUE, DARK, GREY, INK, PAPER, RED, SKY, YELLOW, arrow, box, canvas, picture, tile
+from show.rank_inks import RED_INK
+
+
+def draw_search():
+    """Two workers, and the journal through which they work together."""
+    axes = canvas(5, 4.4, across=16, down=14)
+    for number, left in ((0, 0.1), (1, 9.9)):
+        words = "a process that\ntrains its own model"
+        box(axes, left, 10.2, 6, 3.4, f"worker {number}", words, GREY, size=10)
+    axes.text(8, 11.9, "no link", ha="center", va="center", size=10)
+    axes.plot((6.3, 6.9), (11.9, 11.9), color=GREY, lw=1.2, ls=":")
+    axes.plot((9.1, 9.7), (11.9, 11.9), color=GREY, lw=1.2, ls=":")
+    arrow(axes, (2.2, 10.1), (2.2, 6.3), both=True)
+    arrow(axes, (13.8, 10.1), (13.8, 6.3), both=True)
+    words = "next trial?\naccuracy of each epoch\nheartbeat, once a second"
+    axes.text(8, 8.2, words, ha="center", va="center", size=10, linespacing=1.4)
+    box(axes, 0.1, 0.1, 15.8, 6.1, "the journal, a file", " ", SKY, size=10)
+    lines = ["trial 0   worker 0   complete", "trial 1   worker 1   running", "trial 2   worker 0   running"]
+    for number, line in enumerate(lines):
+        axes.text(8, 4 - 1.4 * number, line, ha="center", va="center", size=9.5, family="monospace")
+    picture(
+        "Two workers, each a process that trains its own model. No link joins them. Each worker asks one "
+        "file, the journal, for its next trial, and writes the accuracy of each epoch and a heartbeat into "
+        "it. The journal lists the trials, the worker of each and how it ended."
+    )
 
 
 def draw_trials(study):
-    """Each trial: learning rate, accuracy, batch size (colour) and how it ended (mark)."""
-    axes = plt.figure(figsize=(5, 3.6)).add_subplot()
-    tuning.plot(axes, study)
-    axes.set(title="All trials, with pruning")
-    best, ended = study.best_trial, tuning.count_outcomes(study)["pruned"]
+    """Each trial: learning rate, accuracy, batch size (size of the mark) and how it ended (mark)."""
+    axes = plt.figure(figsize=(5, 3.8)).add_subplot()
+    for trial in study.trials:
+        accuracy = 100 * trial.intermediate_values[trial.last_step]
+        area = area_of(trial.params["batch_size"])
+        if tuning.outcome(trial) == "pruned":
+            axes.scatter(trial.params["lr"], accuracy, s=area, c=RED, marker="x", lw=1.8)
+        else:
+            axes.scatter(trial.params["lr"], accuracy, s=area, color=SKY, edgecolor=GREY, lw=0.8)
+    best = study.best_trial
+    words = f"the best: trial {best.number}, {best.value:.0%}"
+    axes.annotate(
+        words,
+        (best.params["lr"], 100 * best.value),
+        xytext=(-10, 0),
+        textcoords="offset points",
+        ha="right",
+        va="center",
+        size=10,
+    )
+    handles = [plt.scatter([], [], s=45, color=SKY, edgecolor=GREY, lw=0.8)]
+    handles += [plt.scatter([], [], s=45, c=RED, marker="x", lw=1.8)]
+    names = ["complete", "pruned after an epoch"]
+    for size in (15, 120):
+        handles.append(plt.scatter([], [], s=area_of(size), color=PAPER, edgecolor=GREY))
+        names.append(f"batch size {size}")
+    axes.figure.legend(handles, names, loc="outside lower center", ncols=2)
+    axes.set(xscale="log", xlabel="learning rate", ylabel="% of the validation images", ylim=(0, 90))
+    axes.set_xticks([0.003, 0.01, 0.03, 0.1, 0.3], ["0.003", "0.01", "0.03", "0.1", "0.3"])
+    axes.minorticks_off()
+    ended = tuning.count_outcomes(study)["pruned"]
     picture(
-        f"{len(study.trials)} trials by learning rate (logarithmic) and validation accuracy, one colour per "
-        f"batch size. {ended} crosses were pruned. The best trial has learning rate "
+        f"{len(study.trials)} trials by learning rate (logarithmic) and validation accuracy; a larger mark "
+        f"is a larger batch size. {ended} crosses were pruned. The best trial has learning rate "
         f"{best.params['lr']:.3f}, batch size {best.params['batch_size']} and {best.value:.0%}."
     )
+
+
+def area_of(batch_size):
+    return 20 + 1.2 * batch_size
 
 
 def draw_saved(pruned, whole):
     """A row for each trial, a cell for each epoch with the accuracy after it. What pruning saved is empty."""
     axes = plt.figure(figsize=(4.6, 4.6)).add_subplot()
     names = []
+    stopped = []
+    saved = 0
     for row, (trial, untouched) in enumerate(zip(pruned, whole, strict=True)):
         for epoch, accuracy in untouched.intermediate_values.items():
             is_trained = epoch in trial.intermediate_values
-            fill, colour, line = (tile(BLUE, 0.75 * accuracy), DARK, "-") if is_trained else (PAPER, INK, ":")
-            corner = epoch - 0.46, -row - 0.42
-            axes.add_patch(plt.Rectangle(corner, 0.92, 0.84, facecolor=fill, edgecolor=GREY, ls=line, lw=0.8))
-            axes.text(epoch, -row, f"{accuracy:.0%}", ha="center", va="center", color=colour, size=9)
+            draw_cell(axes, epoch, -row, accuracy, is_trained)
         lr, batch = trial.params["lr"], trial.params["batch_size"]
         names.append(f"trial {trial.number}: lr {lr:.3f}, batch {batch}")
+        if len(trial.intermediate_values) < 4:
+            stopped.append(untouched)
+            saved += 4 - len(trial.intermediate_values)
     axes.set(xlim=(0.5, 4.5), ylim=(-len(whole) + 0.5, 0.5), xlabel="% right after epoch (validation)")
     axes.set_yticks([-row for row in range(len(names))], names)
     axes.set_xticks([1, 2, 3, 4])
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_title("Filled: trained.  Empty: saved", x=0)
-    early = [trial for trial in whole if len(pruned[trial.number].intermediate_values) < 4]
-    saved = sum(4 - len(trial.intermediate_values) for trial in pruned)
     best = max(whole, key=lambda trial: trial.value)
-    missed = max((trial.value for trial in early), default=0)
+    missed = max((trial.value for trial in stopped), default=0)
     picture(
         f"{len(whole)} trials in rows, four epochs in columns, each cell with the validation accuracy. "
-        f"Pruning stopped {len(early)} trials and saved {saved} epochs. Without pruning, the best of the "
+        f"Pruning stopped {len(stopped)} trials and saved {saved} epochs. Without pruning, the best of the "
         f"stopped trials ends with {missed:.0%}; the winner, trial {best.number}, ends with {best.value:.0%}."
     )
 
 
-def draw_workers(trials, again):
-    """Who trained what and when: a row for each worker, a bar for each trial."""
-    first = min(trial.datetime_start.timestamp() for trial in trials)
-    names = list(dict.fromkeys(trial.user_attrs["worker"] for trial in trials))
-    rows = {f"worker {number}": [] for number in range(len(names))}
+def draw_cell(axes, x, y, accuracy, is_trained):
+    if is_trained:
+        looks = {"facecolor": tile(BLUE, 0.75 * accuracy), "ls": "-"}
+    else:
+        looks = {"facecolor": PAPER, "ls": ":"}
+    axes.add_patch(plt.Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, edgecolor=GREY, lw=0.8, **looks))
+    ink = DARK if is_trained else INK
+    axes.text(x, y, f"{accuracy:.0%}", ha="center", va="center", color=ink, size=9)
+
+
+LOOKS = {  # of a trial in the picture of two workers
+    "complete": {"facecolor": tile(SKY, 0.7)},
+    "pruned": {"facecolor": tile(GREY, 0.35)},
+    "killed": {"facecolor": tile(RED, 0.6)},
+    "silent": {"facecolor": PAPER, "hatch": "////", "ls": ":"},
+    "tried again": {"facecolor": tile(YELLOW, 0.8)},
+}
+
+
+def draw_workers(trials, again, killed_at):
+    """Who trained what and when: a row for each worker, a bar for each trial, and a mark for the kill."""
+    zero = min(trial.datetime_start.timestamp() for trial in trials)
+    killed = killed_at - zero
+    axes = plt.subplots(figsize=(5, 3.1))[1]
+    rows = {}  # of each worker, by its name in the journal
+    row_names = ["the other\nworker", "the other\nworker"]
     for trial in trials:
-        times = trial.datetime_start, trial.datetime_complete
-        begin, end = (time.timestamp() - first for time in times)
-        row = rows[f"worker {names.index(trial.user_attrs['worker'])}"]
-        row.append((begin, end, "tried again" if trial is again else tuning.outcome(trial)))
-    figure, axes = plt.subplots(figsize=(5, 2.4))
-    colours = {"complete": BLUE, "pruned": SKY, "lost": RED, "tried again": ORANGE}
-    timeline(axes, rows, colours, unit="s")
-    axes.get_legend().remove()
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
-    figure.legend(handles, colours, loc="outside upper left", ncols=4, columnspacing=1)
+        name = trial.user_attrs["worker"]
+        row = rows.setdefault(name, -len(rows))
+        begin = trial.datetime_start.timestamp() - zero
+        end = trial.datetime_complete.timestamp() - zero
+        if tuning.outcome(trial) == "lost":
+            draw_bar(axes, row, begin, killed, "killed", trial.number)
+            draw_bar(axes, row, killed, end, "silent", "")
+            lost_row, marked = row, end
+            row_names[-row] = "the killed\nworker"
+        elif trial is again:
+            draw_bar(axes, row, begin, end, "tried again", trial.number)
+        else:
+            draw_bar(axes, row, begin, end, tuning.outcome(trial), trial.number)
+    axes.plot(killed, lost_row + 0.5, "v", color=RED, ms=9)
+    axes.text(killed + 0.12, lost_row + 0.52, "SIGKILL", va="center", color=RED_INK, size=10)
+    axes.plot(marked, lost_row + 0.5, "v", color=GREY, ms=9)
+    axes.text(marked - 0.12, lost_row + 0.52, "marked as lost", ha="right", va="center", size=10)
+    axes.set_yticks([-number for number in range(len(rows))], row_names)
+    axes.set(xlabel="seconds", ylim=(-len(rows) + 0.4, 0.75), xlim=(0, None))
+    axes.tick_params(axis="y", length=0)
+    handles = [plt.Rectangle((0, 0), 1, 1, edgecolor=GREY, lw=0.6, **looks) for looks in LOOKS.values()]
+    axes.figure.legend(handles, list(LOOKS), loc="outside upper left", ncols=3, columnspacing=1)
     picture(
-        "Two workers and their trials over time. The killed worker ends with a dark orange bar, the lost "
-        "trial, which lasts until the other worker marks it. The other worker then tries its parameters "
-        "again, in orange."
+        "Two workers and their trials over time, each bar with the number of its trial. A mark shows the "
+        f"kill, {killed:.1f} seconds after the start. The killed worker's trial stays silent for "
+        f"{marked - killed:.1f} seconds, until the other worker marks it as lost. Then the other worker "
+        f"tries its parameters again, as trial {again.number}."
+    )
+
+
+def draw_bar(axes, row, begin, end, kind, words):
+    axes.add_patch(plt.Rectangle((begin, row - 0.3), end - begin, 0.6, edgecolor=GREY, lw=0.6, **LOOKS[kind]))
+    axes.text((begin + end) / 2, row, words, ha="center", va="center", color=DARK, size=9.5)
+    axes.update_datalim([(begin, row), (end, row)])
+    axes.autoscale_view(scaley=False)
+
+
+def draw_two_schedules(number, curves):
+    """A trial in two searches: the learning rate of each epoch, and the accuracy after it. `curves` has
+    the accuracies for each number of epochs."""
+    upper, lower = plt.figure(figsize=(5, 4.2)).subplots(2, 1, sharex=True)
+    said = []
+    for (epochs, accuracies), colour, mark in zip(curves.items(), (SKY, RED), ("o", "s"), strict=True):
+        rates = []
+        for epoch in range(epochs):
+            rates.append(50 * (1 + math.cos(math.pi * epoch / epochs)))
+        at = range(1, epochs + 1)
+        percent = [100 * accuracy for accuracy in accuracies]
+        upper.plot(at, rates, mark + "-", color=colour, lw=2, label=f"{epochs} epochs")
+        lower.plot(at, percent, mark + "-", color=colour, lw=2)
+        for x, rate in zip(at, rates, strict=True):
+            upper.text(x, rate + 7, f"{rate:.0f}%", ha="center", size=9.5)
+        for x, value in zip(at, percent, strict=True):
+            lower.text(x, value + 5, f"{value:.0f}%", ha="center", size=9.5)
+        words = ", ".join(f"{value:.0f}%" for value in percent)
+        said.append(f"in the search with {epochs} epochs, its accuracies are {words}")
+    upper.set(ylim=(0, 125), yticks=[0, 50, 100])
+    upper.set_title("learning rate of an epoch, % of the first", size=10)
+    upper.legend(loc="lower left")
+    lower.set(ylim=(0, 85), xlabel="epoch", xlim=(0.8, 4.5), xticks=[1, 2, 3, 4])
+    lower.set_title(f"trial {number}: % of the validation images", size=10)
+    picture(
+        f"Trial {number} in two searches. The learning rate falls to 0 along half a cosine, over two epochs "
+        f"or over four: {'; '.join(said)}."
     )

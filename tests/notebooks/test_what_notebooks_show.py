@@ -1,4 +1,4 @@
-"""What the prose of notebooks 09 and 13 says about their outputs, wherever they were executed."""
+"""What the prose of notebooks 09, 13 and 14 says about their outputs, wherever they were executed."""
 
 import re
 
@@ -170,3 +170,60 @@ def test_13_with_one_seed_all_ranks_write_what_the_unsharded_model_wrote(gpt):
     assert unsharded.startswith(ours)
     alt = alt_text("13_gpt", "language.draw_written(")
     assert alt.count("differ from character") == 2 and alt.count("write the same characters") == 2
+
+
+# ---- 14
+
+
+@pytest.fixture(scope="module")
+def tuning():
+    return printed("14_tuning")
+
+
+def trials(text):
+    """Of each trial that a search printed: its settings, its accuracy and how it ended."""
+    found = {}
+    for number, settings, accuracy, ended in re.findall(
+        r"^trial +(\d+) \| (lr \S+ \| batch +\d+) \| +(\S+)% after epoch \d \| (\w+)$", text, re.M
+    ):
+        found[int(number)] = settings, float(accuracy), ended
+    return found
+
+
+def test_14_both_searches_draw_the_same_settings_and_pruning_saves_epochs(tuning):
+    _, pruned, whole, *_ = re.split(r"^(?=trial +0 \|)", tuning, flags=re.M)
+    with_pruning, without = trials(pruned.split("\n10 trials")[0]), trials(whole.split("\n10 trials")[0])
+    assert len(with_pruning) == len(without) == 10
+    assert all(with_pruning[number][0] == without[number][0] for number in range(10))
+    for number, (_, accuracy, ended) in with_pruning.items():
+        if ended == "complete":
+            assert accuracy == without[number][1]
+    rows = {row[0]: row for row in table("14_tuning", "trials pruned")}
+    assert 22 <= int(rows["pruned"][2]) < int(rows["whole"][2]) == 40
+
+
+def test_14_the_lost_trial_is_tried_again_and_the_kill_is_marked(tuning):
+    lost, again = re.search(r"trial (\d) was lost; trial (\d) tries its parameters again", tuning).groups()
+    assert int(again) >= 8 > int(lost), "the eight trials, and the one that was tried again"
+    assert f"trial   {lost} | lost: its worker is silent" in tuning
+    alt = alt_text("14_tuning", "searching.draw_workers(")
+    silent = float(re.search(r"stays silent for (\S+) seconds", alt)[1])
+    assert 3 < silent < 10, "--time-limit 5, and a heartbeat once a second before the kill"
+
+
+def test_14_the_budget_ends_the_search_and_it_is_closed(tuning):
+    assert float(re.search(r"spent: \$(\S+), after", tuning)[1]) >= 10
+    assert "has ended" in tuning
+
+
+def test_14_the_loop_spends_most_of_its_time_before_it_trains(tuning):
+    whole, trained = map(float, re.search(r"(\S+) seconds, of which it trained (\S+)", tuning).groups())
+    assert trained < whole / 2
+
+
+def test_14_one_seed_for_all_workers_draws_each_rate_twice(tuning):
+    careless, careful = (
+        re.search(rf"{name}\(seed=0\): +\[(.+)\]", tuning)[1].split(", ")
+        for name in ("RandomSampler", "ByNumber")
+    )
+    assert len(set(careless)) == 3 and len(set(careful)) == 6
