@@ -207,6 +207,8 @@ def main(words: list[str] | None = None) -> None:
         if seed is not None:
             from planner import failures
 
+            if not found["fits"]:
+                raise ValueError("--play draws whole runs, and this job does not fit: see why without --play")
             played = failures.runs(found, seed)
     except ValueError as error:
         parser.error(str(error))

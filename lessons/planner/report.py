@@ -53,6 +53,15 @@ def text(found: Plan) -> str:
     every = duration(found["checkpoint_interval_seconds"])
     useful = found["model_flops_utilization"]
     hidden_or_not = duration(found["data_parallel_seconds"])
+    whole_job = [
+        f"\n{count(job['tokens'])} tokens: {duration(found['days'] * 86400)}",
+        line("cost", f"{found['dollars']:,.0f} dollars"),
+        line("unplanned interruptions to expect", f"{found['interruptions']:,.1f}"),
+        line("best time between checkpoints", every),
+        line("of the time, training moves on", f"{found['effective_time_ratio']:.1%}"),
+    ]
+    if not found["fits"]:
+        whole_job = [f"\n{count(job['tokens'])} tokens: no time and no cost, because the job does not fit"]
     return "\n".join(
         [
             f"a transformer of {count(job['params'])} parameters, {shape}",
@@ -64,11 +73,7 @@ def text(found: Plan) -> str:
             line("data-parallel communication, hidden or not", hidden_or_not),
             line("idle share of a pipeline stage", f"{found['pipeline_idle_share']:.1%}"),
             line("of the peak, for what is not repeated", f"{useful:.1%}"),
-            f"\n{count(job['tokens'])} tokens: {duration(found['days'] * 86400)}",
-            line("cost", f"{found['dollars']:,.0f} dollars"),
-            line("unplanned interruptions to expect", f"{found['interruptions']:,.1f}"),
-            line("best time between checkpoints", every),
-            line("of the time, training moves on", f"{found['effective_time_ratio']:.1%}"),
+            *whole_job,
         ]
     )
 
@@ -93,23 +98,28 @@ HEAD = ("GPUs", "GB each", "fits", "tokens/s", "of linear", "time", "dollars", "
 
 
 def cells(found: Plan, first: Plan) -> list[str]:
-    """A row of the sweep's table."""
+    """A row of the sweep's table. A job that does not fit has no time, no cost and no interruptions."""
+    whole_job = [
+        duration(found["days"] * 86400),
+        f"{found['dollars']:,.0f}",
+        f"{found['interruptions']:,.1f}",
+    ]
+    if not found["fits"]:
+        whole_job = ["", "", ""]
     return [
         f"{found['job']['gpus']:,}",
         f"{sum(found['memory_bytes'].values()) / 1e9:,.1f}",
         "yes" if found["fits"] else "no",
         f"{found['tokens_per_second']:,.0f}",
         f"{efficiency(found, first):.1%}",
-        duration(found["days"] * 86400),
-        f"{found['dollars']:,.0f}",
-        f"{found['interruptions']:,.1f}",
+        *whole_job,
     ]
 
 
 def table(rows: list[Plan], end: str, picture: Path) -> str:
     form = "{:>7}{:>10}{:>6}{:>14}{:>11}{:>14}{:>14}{:>15}"
     lines = [form.format(*HEAD)]
-    lines += [form.format(*cells(found, rows[0])) for found in rows]
+    lines += [form.format(*cells(found, rows[0])).rstrip() for found in rows]
     if end:
         lines.append(f"\nNo further: {end}")
     lines.append(f"\nThe curve: {picture}")

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from parts import stages, timeline
 from planner import __main__ as command
-from planner import dry_run, failures, formulas, plans, search
+from planner import dry_run, failures, formulas, plans, report, search
 from tests.helpers.lines import column
 from tools.lessons import ROOT
 
@@ -544,6 +544,27 @@ def test_what_a_page_says_the_planner_prints_is_what_it_prints(capsys, page, beg
             printed = " ".join(capsys.readouterr().out.split())
         else:
             assert span in printed, f"{words}: {span}, not {printed}"
+
+
+def test_what_does_not_fit_takes_no_time_and_costs_nothing(capsys, tmp_path):
+    """The report, a row of the sweep and --play: nobody can run such a job."""
+    small = ["--params", "7.5e9", "--gpus", "64", "--memory", "24e9"]
+    for stage, fits in (("1", False), ("3", True)):
+        command.main([*small, "--stage", stage])
+        printed = capsys.readouterr().out
+        assert (("fits: yes" in printed), ("fits: no" in printed)) == (fits, not fits)
+        assert (" days\n" in printed) == fits == (" dollars\n" in printed) == ("interruptions" in printed)
+        assert ("150 billion tokens: no time and no cost, because the job does not fit" in printed) != fits
+    command.main([*small, "--stage", "3", "--sweep", "gpus", "--json", "--out", str(tmp_path)])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["fits"] for row in rows} == {True, False}
+    for row in rows:
+        *_, fits, _, _, days, dollars, interruptions = report.cells(row, rows[0])
+        shown = [bool(cell) for cell in (days, dollars, interruptions)]
+        assert shown == [row["fits"]] * 3 and fits == ("yes" if row["fits"] else "no")
+    with pytest.raises(SystemExit):
+        command.main([*small, "--play", "1"])
+    assert "does not fit" in capsys.readouterr().err
 
 
 def test_what_the_contents_page_says_about_being_bound_by_communication():

@@ -370,10 +370,18 @@ def test_the_best_rate_is_that_of_the_median_and_a_run_that_never_got_there_is_i
     assert critical_batch.best_rates(rows) == {30: (0.4, [60, 70, math.inf])}
 
 
-def test_the_best_rate_of_the_stored_runs_lies_between_two_others_and_has_three_seeds():
-    rows = critical_batch.newest()["rows"]
-    best = critical_batch.best_rates(rows)
-    assert critical_batch.fit(critical_batch.medians(best)) == (pytest.approx(61.75, abs=0.01), 120)
+def test_the_notebook_shows_the_critical_batch_of_the_stored_runs():
+    """Its table and its numbers, and three seeds at each rate."""
+    measured = critical_batch.newest()
+    best = critical_batch.best_rates(measured["rows"])
+    medians = critical_batch.medians(best)
+    fewest, critical = critical_batch.fit(medians)
     for size, (rate, steps) in best.items():
-        tried = {row["rate"] for row in rows if row["size"] == size}
-        assert {rate / 2, rate * 2} <= tried and len(steps) == 3
+        tried = {row["rate"] for row in measured["rows"] if row["size"] == size}
+        assert {rate / 2, rate * 2} <= tried and len(steps) == 3, "the best rate lies between two others"
+    path = notebooks.FOLDER / "03d_a_batch_for_each.ipynb"
+    said = "\n".join(text for cell in notebooks.read(path).cells for text in notebooks.texts(cell))
+    assert f"steps = {fewest:.0f} * (1 + {critical} / batch size)" in said
+    for size, (rate, steps) in best.items():
+        assert f"| {size} | {rate:g} | {', '.join(map(str, steps))} | {medians[size]} |" in said
+    assert f"critical batch size (here {critical})" in notebooks.sources(notebooks.read(path), "markdown")

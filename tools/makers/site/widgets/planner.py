@@ -184,16 +184,11 @@ def remedies(job):
 
 
 def sweep(rows, count):
-    """The table that the planner's command prints with --sweep. Nobody can run what does not fit, so its row
-    has no time, no cost and no interruptions."""
-    first_empty = report.HEAD.index("time")
+    """The table that the planner's command prints with --sweep."""
     table = []
     chosen = None
     for number, one in enumerate(rows):
-        cells = report.cells(one, rows[0])
-        if not one["fits"]:
-            cells[first_empty:] = [""] * len(cells[first_empty:])
-        table.append(cells)
+        table.append(report.cells(one, rows[0]))
         if one["job"]["gpus"] == count:
             chosen = number
     return {"caption": "the same job on more GPUs", "head": report.HEAD, "rows": table, "chosen": chosen}
