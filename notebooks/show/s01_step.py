@@ -1,0 +1,86 @@
+"""Notebook 01: one process and its device, what .grad holds in a step, and where the time of a step goes."""
+
+import matplotlib.pyplot as plt
+
+from show.pictures import BLUE, DARK, GREEN, GREY, INK, RED, SKY, YELLOW, arrow, box, canvas, picture, tile
+from show.rank_inks import RED_INK
+
+
+def draw_one_process(parameters):
+    """Who does what in lesson 01."""
+    axes = canvas(3.8, 4, across=10, down=10.5)
+    box(axes, 0.4, 8.2, 9.2, 2, "images", "12,000 to train on, 2,000 to test on", GREY)
+    arrow(axes, (5, 8.1), (5, 6.9), "120 at a time", at=(1.9, -0.25))
+    axes.add_patch(plt.Rectangle((0.2, 0.2), 9.6, 6.6, fill=False, edgecolor=BLUE, lw=1.5))
+    axes.text(5, 6.2, "process 0", ha="center", va="center", weight="bold")
+    model = f"model: {parameters:,} parameters\ngradients\noptimizer: momentum"
+    box(axes, 0.7, 3.0, 8.6, 2.7, "device: GPU 0, or the CPU", model, SKY)
+    box(axes, 0.7, 0.5, 8.6, 2.2, "files", "a line for each epoch (.jsonl)\nthe weights (.pt)", GREEN)
+    picture(
+        "14,000 images go into one process, 120 at a time. The process has one device, with the model of "
+        f"{parameters:,} parameters, its gradients and the optimizer. It writes the curve and the weights."
+    )
+
+
+def draw_cell(axes, left, bottom, words, colour):
+    """A place in memory, with what it holds. Without a colour it is empty."""
+    looks = {"facecolor": "none", "edgecolor": INK, "ls": ":"}
+    if colour:
+        looks = {"facecolor": tile(colour, 0.5), "edgecolor": colour}
+    axes.add_patch(plt.Rectangle((left, bottom), 3.4, 1.3, lw=1.5, **looks))
+    ink = DARK if colour else INK
+    axes.text(left + 1.7, bottom + 0.62, words, ha="center", va="center", size=10.5, color=ink)
+
+
+def draw_grad():
+    """A weight and its .grad after each line of a step, and in the next step with and without zero_grad."""
+    axes = canvas(5, 4.9, across=16, down=14.2)
+    moments = (
+        (11.2, "optimizer.zero_grad()", "w", "empty", None),
+        (9.2, "loss.backward()", "w", "g", YELLOW),
+        (7.2, "optimizer.step()", "w moves", "g", YELLOW),
+        (3.8, "zero_grad(), backward()", "w", "new g", YELLOW),
+        (1.4, "backward() alone", "w", "g + new g", RED),
+    )
+    axes.text(9.5, 13.4, "weight", weight="bold", ha="center", size=10.5)
+    axes.text(14.0, 13.4, ".grad", weight="bold", ha="center", size=10.5)
+    axes.text(0, 13.4, "a step", weight="bold", size=10.5)
+    axes.text(0, 6.0, "the next step", weight="bold", size=10.5)
+    for bottom, line, weight, gradient, colour in moments:
+        wrong = colour == RED
+        axes.text(
+            0, bottom + 0.62, line, va="center", size=10, family="monospace", color=RED_INK if wrong else INK
+        )
+        draw_cell(axes, 7.8, bottom, weight, SKY)
+        draw_cell(axes, 12.3, bottom, gradient, colour)
+    arrow(axes, (12.25, 7.85), (11.25, 7.85))
+    axes.text(14.0, 0.6, "added to the old one", ha="center", size=9.5, color=RED_INK)
+    picture(
+        "A weight and its .grad after each line of a step. zero_grad() empties .grad, backward() writes the "
+        "gradient g into it, and step() moves the weight by it and leaves g where it is. In the next step, "
+        "zero_grad() and backward() leave the new gradient; backward() alone leaves the sum of both."
+    )
+
+
+def draw_parts(seconds, steps, device):
+    """Where the time of a step goes: {part: the seconds that it took in all steps}."""
+    whole = sum(seconds.values())
+    figure, axes = plt.subplots(figsize=(4, 2.4))
+    said = []
+    for row, (part, of_part) in enumerate(seconds.items()):
+        spent = 1000 * of_part / steps
+        colour = GREY if part == "update" else SKY
+        axes.barh(row, spent, color=colour)
+        axes.text(spent, row, f" {spent:.1f} ms, {of_part / whole:.1%}", va="center")
+        said.append(f"{part} {spent:.1f} ms")
+    axes.set_yticks(range(len(seconds)), seconds)
+    axes.invert_yaxis()
+    longest = 1000 * max(seconds.values()) / steps
+    axes.set(xlabel=f"milliseconds (mean of {steps} steps)", xlim=(0, 1.45 * longest))
+    handles = [plt.Rectangle((0, 0), 1, 1, color=SKY), plt.Rectangle((0, 0), 1, 1, color=GREY)]
+    names = ["processes can share it", "each does it all"]
+    figure.legend(handles, names, loc="outside upper center", ncols=2, handlelength=1, columnspacing=1)
+    picture(
+        f"Where the time of a step goes on the {device}: {', '.join(said)}. Several processes can share "
+        "forward and backward; each process performs the whole update."
+    )
