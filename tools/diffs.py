@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nbformat
 
-from tools import faults, lessons, links, words
+from tools import faults, gpu_links, lessons, words
 from tools.lessons import LESSONS, ROOT, Lesson, Notebook
 
 OLDER = ROOT / "lessons" / "older"
@@ -384,7 +384,7 @@ def pages():
         ROOT / "notebooks/README.md": {"notebooks": notebook_list()},
         ROOT / "lessons/README.md": {"contents": contents()},
         ROOT / "lessons/pages/recipes.md": {RECIPE.stem: recipe()},
-        ROOT / "lessons/launch/README.md": {"links": links.listed()},
+        ROOT / "lessons/launch/README.md": {"links": gpu_links.listed()},
         ROOT / "lessons/launch/free_gpus.md": {"clone": clone_in_a_cell()},
         words.PAGE: {"words": words.index()},
         ROOT / "lessons/pages/port.md": {after.stem: annotated(before, after) for before, after in PORTS},

@@ -14,7 +14,7 @@ import pytest
 
 from tools.lessons import ROOT
 
-PORTS = ROOT / "tests/probes/ports"
+PORTS = ROOT / "tests/probes/ported_scripts"
 WRONG = tomllib.loads((PORTS / "wrong.toml").read_text())
 RIGHT = ["vae", "gan", "siamese", "sequence", "words", "line"]
 RIGHT += ["text", "contrastive", "deep", "policy", "trainer"]

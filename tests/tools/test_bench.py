@@ -10,7 +10,15 @@ import pytest
 
 from tools.lessons import ROOT
 from tools.makers import machine, result_files
-from tools.makers.bench import bench, compare, medians, pictures, report, rows, scaling
+from tools.makers.bench import (
+    bench,
+    compare_machines,
+    formatting,
+    pictures,
+    report,
+    rows,
+    scaling,
+)
 
 NAMED = report.named_file()
 
@@ -112,8 +120,8 @@ def test_what_was_not_measured_is_left_out():
 
 
 def test_ratios_follow_from_what_is_printed_and_an_outlier_has_a_star():
-    assert medians.ratio([1, 2, 30], [4, 4, 1]) == 0.5
-    assert medians.spread([1, 2, 3]) == "1 to 3" and medians.spread([1, 2, 5]) == "1 to 5 *"
+    assert formatting.ratio([1, 2, 30], [4, 4, 1]) == 0.5
+    assert formatting.spread([1, 2, 3]) == "1 to 3" and formatting.spread([1, 2, 5]) == "1 to 5 *"
     about, found = report.read(NAMED)
     assert "One repeat of this row took" in report.text(about, found, NAMED)
     assert "One repeat of this row took" not in report.text(about, {"scaling": found["scaling"]}, NAMED)
@@ -121,15 +129,15 @@ def test_ratios_follow_from_what_is_printed_and_an_outlier_has_a_star():
 
 def test_your_machine_is_compared_with_the_one_of_the_page():
     about, found = report.read(NAMED)
-    said = compare.beside_ours(about, found)
+    said = compare_machines.beside_ours(about, found)
     assert "Other programs" not in said and "same factor" in said
     about["load_before"] = 20.0
     found["speed"]["lesson 01"] = [2 * value for value in found["speed"]["lesson 01"]]
     found["recovery"] = [2 * value for value in found["recovery"]]
-    said = compare.beside_ours(about, found)
+    said = compare_machines.beside_ours(about, found)
     assert "Yours is 0.50 (training again after a kill) to 2.00 times (lesson 01) as fast as ours" in said
     assert "Other programs were busy when you began (load 20.0)" in said
-    assert compare.beside_ours(about, {}) == "Nothing that was measured is on the page."
+    assert compare_machines.beside_ours(about, {}) == "Nothing that was measured is on the page."
 
 
 def test_repeats_take_turns_and_when_a_row_fails_the_others_are_kept(tmp_path):

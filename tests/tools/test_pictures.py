@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools import lessons, links
+from tools import gpu_links, lessons
 from tools.makers import hero, house, mechanisms, pictures, splits, step_trace
 from tools.makers.gpu import h100
 
@@ -53,10 +53,10 @@ def test_the_first_picture_can_be_read_on_a_phone_and_its_letters_stand_out():
 
 def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_shows():
     """An all-reduce over a link: seven eighths of the bytes, twice, and fourteen messages."""
-    bandwidths = [link.bandwidth for link in links.LINKS]
+    bandwidths = [link.bandwidth for link in gpu_links.LINKS]
     assert bandwidths == sorted(bandwidths)
     assert (bandwidths[0], bandwidths[-1]) == (125e6, 450e9)
-    assert links.seconds(14e9, links.LINKS[0]) == pytest.approx(2 * 7 / 8 * 14e9 / 125e6 + 14 * 5e-6)
+    assert gpu_links.seconds(14e9, gpu_links.LINKS[0]) == pytest.approx(2 * 7 / 8 * 14e9 / 125e6 + 14 * 5e-6)
     alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("links.svg")[1].split(">")[0]
     for bandwidth in bandwidths:
         assert f"{bandwidth / 1e9:g}" in alt
@@ -102,7 +102,7 @@ def test_the_two_processes_of_a_split_hold_all_weights_and_all_texts(way):
 def test_the_same_is_drawn_again(tmp_path):
     pictures.hero.draw(tmp_path / "hero.svg")
     pictures.ring(tmp_path / "ring.svg")
-    links.draw(tmp_path / "links.svg")
+    gpu_links.draw(tmp_path / "links.svg")
     h100.draw(tmp_path / "gpt_step.svg")
     splits.draw(tmp_path / "splits.svg")
     mechanisms.draw_ranks(tmp_path / "ranks.svg")

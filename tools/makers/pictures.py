@@ -9,7 +9,7 @@ from pathlib import Path
 import workload
 from show import s03a_rings as rings
 from show.pictures import STYLE
-from tools import ink, launcher, links, notebooks
+from tools import gpu_links, ink, launcher, notebooks
 from tools.makers import hero, house, mechanisms, splits, step_trace
 from tools.makers.bench import rows
 from tools.makers.gpu import h100
@@ -91,7 +91,7 @@ if __name__ == "__main__":
     digits()
     hero.draw(FOLDER / "hero.svg")
     ring(FOLDER / "ring.svg")
-    links.draw(FOLDER / "links.svg")
+    gpu_links.draw(FOLDER / "links.svg")
     h100.draw(FOLDER / "gpt_step.svg")
     splits.draw(FOLDER / "splits.svg")
     mechanisms.draw_ranks(FOLDER / "ranks.svg")

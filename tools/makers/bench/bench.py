@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from tools.makers import machine, result_files
-from tools.makers.bench import compare, pictures, report, rows, scaling
+from tools.makers.bench import compare_machines, pictures, report, rows, scaling
 
 SECTIONS = rows.SECTIONS | {
     "four processes": {"all-reduce on four": rows.reduce(4)},
@@ -133,7 +133,7 @@ def main():
 
     about, found, path = run(arguments, measures)
     print(f"\n{report.plain(report.text(about, found, path))}\n")
-    print(report.plain(compare.beside_ours(about, found)))
+    print(report.plain(compare_machines.beside_ours(about, found)))
     pictures.draw(about, found, arguments.out)
     print(f"\nPictures: {arguments.out}/*.svg. Kept: {path}")
 

@@ -14,7 +14,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from ranks import rank, together, world_size
+from process_group import rank, together, world_size
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -7,7 +7,7 @@ import zlib
 from tools import ink
 from tools.lessons import ROOT
 from tools.makers.bench import scaling
-from tools.makers.bench.medians import sums
+from tools.makers.bench.formatting import sums
 
 FOLDER = ROOT / "lessons/pictures"
 COLOURS = ("#56B4E9", "#0072B2", "#999999", "#009E73", "#E69F00", "#D55E00")

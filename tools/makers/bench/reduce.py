@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks import rank, together, world_size
+from process_group import rank, together, world_size
 
 SIZES = [2**power for power in (10, 16, 20, 22, 24, 26)]  # 1 KiB to 64 MiB
 PIECE = 2**19  # numbers: 2 MiB

@@ -11,7 +11,7 @@ import jinja2
 
 from tools.makers import result_files
 from tools.makers.bench import scaling
-from tools.makers.bench.medians import middle, ratio, spread, sums, table
+from tools.makers.bench.formatting import middle, ratio, spread, sums, table
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "README.md"

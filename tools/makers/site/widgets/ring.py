@@ -7,7 +7,7 @@ seconds is said by the planner's formulas.
 
 from planner import __main__ as command
 from planner import formulas
-from tools import links
+from tools import gpu_links
 from tools.lessons import ROOT
 from tools.makers.site import extract
 
@@ -183,7 +183,7 @@ def table(world_size):
         last = steps[-1]
         row = [name, str(len(steps)), f"{last['most']:.2f} x", f"{sum(last['through']):.2f} x"]
         for size in SIZES.values():
-            row.append(links.in_words(seconds(way, world_size, size)))
+            row.append(gpu_links.in_words(seconds(way, world_size, size)))
         rows.append(row)
     return rows
 

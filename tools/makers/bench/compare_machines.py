@@ -3,7 +3,7 @@
 import statistics
 
 from tools.makers.bench import report
-from tools.makers.bench.medians import middle, ratio, spread, sums, table
+from tools.makers.bench.formatting import middle, ratio, spread, sums, table
 
 LARGEST = str(64 * report.MIB)
 
