@@ -1,5 +1,7 @@
 """Notebook 08: who does what, batch norm's messages and means, rounding errors, rates, augmentation, luck."""
 
+import math
+
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
@@ -108,10 +110,11 @@ def draw_drift(off):
         for step, difference in enumerate(off[bits], 1):
             if difference == 0:
                 equal[bits].append(step)
-            heights.append(difference or equal_at)
+                heights.append(math.nan)  # a gap in the line, or it would plunge to a value that is none
+            else:
+                heights.append(difference)
         axes.semilogy(range(1, 16), heights, color=colour, lw=2, marker=mark, ms=5)
-        for step in equal[bits]:
-            axes.plot(step, equal_at, mark, color=colour, mfc="white", ms=7)
+        axes.plot(equal[bits], [equal_at] * len(equal[bits]), mark, color=colour, mfc="white", ms=7)
     axes.text(15, off[32][-1] * 8, "32 bits", color=RED_INK, weight="bold", ha="right")
     axes.text(15, max(off[64]) * 20, "64 bits", color=INK_OF_RANK[0], weight="bold", ha="right")
     axes.axhline(10 * equal_at, color=GREY, lw=0.8, ls=":")

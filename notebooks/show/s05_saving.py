@@ -1,0 +1,70 @@
+"""Notebook 05: what the file of a snapshot holds while a new one is written, in place or with a rename."""
+
+import matplotlib.pyplot as plt
+
+from show.pictures import DARK, GREEN, INK, RED, SKY, picture, tile
+from show.rank_inks import GREEN_INK, RED_INK
+
+LOOKS = {"old": (SKY, None), "incomplete": (RED, "////"), "new": (GREEN, None)}
+
+
+def draw_file(axes, row, parts):
+    """What a file holds over time: (begin, end, what) for each part."""
+    for begin, end, what in parts:
+        colour, hatch = LOOKS[what]
+        ground = tile(colour, 0.5)
+        axes.barh(
+            row, end - begin, left=begin, height=0.6, color=ground, hatch=hatch, edgecolor="white", lw=0
+        )
+        behind = {"facecolor": ground, "edgecolor": "none", "pad": 1.5}
+        middle = (begin + end) / 2
+        axes.text(middle, row, what, ha="center", va="center", size=10, color=DARK, bbox=behind)
+
+
+def draw_saving():
+    """Two ways to write a new snapshot over an old one, as timelines."""
+    opens, written, end = 2.5, 7.5, 10
+    _, (in_place, renamed) = plt.subplots(2, 1, figsize=(5, 4.4), height_ratios=(1, 1.7))
+
+    in_place.set_title("in place")
+    draw_file(in_place, 0, [(0, opens, "old"), (opens, written, "incomplete"), (written, end, "new")])
+    in_place.annotate(
+        "a kill here: no snapshot is left",
+        ((opens + written) / 2, -0.32),
+        ((opens + written) / 2, -0.95),
+        ha="center",
+        va="center",
+        color=RED_INK,
+        arrowprops={"arrowstyle": "-|>", "color": RED},
+    )
+    in_place.set(ylim=(-1.2, 0.5))
+    in_place.set_yticks([0], ["snapshot"])
+
+    renamed.set_title("temporary file, then rename")
+    draw_file(renamed, 1, [(0, written + 0.6, "old"), (written + 0.6, end, "new")])
+    draw_file(renamed, 0, [(opens, written, "incomplete")])
+    renamed.barh(0, 0.6, left=written, height=0.6, color=tile(GREEN, 0.5))
+    renamed.annotate(
+        "",
+        (written + 0.6, 0.7),
+        (written + 0.6, 0.1),
+        arrowprops={"arrowstyle": "-|>", "color": GREEN, "lw": 2},
+    )
+    renamed.text(written + 0.85, 0, "rename", va="center", color=GREEN_INK, weight="bold")
+    renamed.text(
+        5, -0.75, "a kill at any time: old or new, complete", ha="center", va="center", color=GREEN_INK
+    )
+    renamed.set(ylim=(-1.1, 1.5))
+    renamed.set_yticks([0, 1], ["temporary", "snapshot"])
+
+    for axes in (in_place, renamed):
+        axes.set(xlim=(0, end + 0.1), xticks=[])
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+    renamed.set_xlabel("time", color=INK)
+    picture(
+        "Two timelines of a snapshot that is replaced. In place, the snapshot is incomplete from the moment "
+        "that it is opened until the last byte is written, and a kill in between leaves no snapshot. With a "
+        "temporary file, only that file is incomplete; the rename replaces the old snapshot by the complete "
+        "new one in a single operation, so a kill at any time leaves the old or the new snapshot."
+    )

@@ -1,0 +1,36 @@
+"""What the prose of notebook 05 says about its outputs, wherever it was executed."""
+
+import difflib
+import re
+
+from tests.helpers.shown import alts, printed, table
+from tools import notebooks
+from tools.lessons import ROOT
+
+
+def test_a_snapshot_that_lacks_a_part_leads_to_another_run():
+    rows = table("05_snapshots", "left out")
+    assert [same for same, *_ in rows.values()] == ["True"] + ["False"] * 5
+    assert float(rows["optimizer, scheduler, epoch"][-1]) < float(rows["nothing"][-1])
+    drift = next(alt for alt in alts("05_snapshots") if alt.startswith("How far the weights"))
+    assert "without scheduler, from step 17 on" in drift and drift.count("from step 1 on") == 3
+
+
+def test_the_killed_run_resumes_and_a_finished_one_has_nothing_to_do():
+    text = printed("05_snapshots")
+    assert text.count("resumed after epoch 1\n") == 3 and "exitcode: -9) local_rank: 1" in text
+    assert text.count("resumed after epoch 3\nnothing is left to train") == 1
+    assert re.search(r"\n0 of \d+ losses differ", text)
+    written = dict(re.findall(r"(in_place|renamed): (\d+) of 12 files are incomplete", text))
+    assert int(written["in_place"]) > 0 and written["renamed"] == "0"
+
+
+def test_the_script_with_a_diary_is_the_lesson_and_a_diary():
+    lesson = (ROOT / "lessons/05_snapshots.py").read_text().splitlines()
+    diary = (ROOT / "notebooks/show/with_diary/05_snapshots.py").read_text().splitlines()
+    lesson, diary = (lines[lines.index("import os") :] for lines in (lesson, diary))
+    changed = [line for line in difflib.ndiff(lesson, diary) if line[0] in "+-"]
+    assert [line[0] for line in changed] == ["-", "+", "+", "+", "+"]
+    assert "in workload.progress" in changed[0] and "enumerate(workload.progress" in changed[1]
+    prose = notebooks.sources(notebooks.read(notebooks.FOLDER / "05_snapshots.ipynb"), "markdown")
+    assert "\n".join(line[2:] for line in changed[2:]) in prose
