@@ -45,7 +45,8 @@ def test_a_lesson_has_the_number_the_title_and_the_origin_that_the_table_says():
     rows = [line for line in (ROOT / "lessons/README.md").read_text().splitlines() if line.startswith("| ")]
     for before, lesson in itertools.pairwise((None, *lessons.LESSONS)):
         (row,) = [row for row in rows if f"({lesson.path.name})" in row]
-        assert all(f"(../notebooks/{notebook.path.name})" in row for notebook in lesson.notebooks), row
+        for notebook in lesson.notebooks:
+            assert f"(../notebooks/{notebook.path.name})" in row, row
         assert lesson.page.read_text().splitlines()[0] == f"# {lesson.number}. {lesson.title}"
         assert f"(lessons/pages/{lesson.page.name})" in README, lesson.stem
         named = re.search(r"grown from lesson (\d\d[a-z]?)", lesson.path.read_text().split('"""')[1])
@@ -57,25 +58,30 @@ def test_the_readme_can_be_read_in_five_minutes():
     clone = "" if lessons.ADDRESS else diffs.clone("https://github.com/someone/rungs")
     prose = re.sub(r"(?m)^\| \[.*\n", "", README)  # without the rows of the lessons
     assert len((prose + clone).split()) <= 5 * 170, "170 words a minute, as `wc -w` counts them, code too"
-    commands = [line for block in re.findall(r"(?s)```sh\n(.*?)```", README) for line in block.splitlines()]
-    assert len(commands) >= 5 and max(map(len, commands)) <= 80
+    commands = []
+    for block in re.findall(r"(?s)```sh\n(.*?)```", README):
+        commands += block.splitlines()
+    assert len(commands) >= 5
+    assert max(map(len, commands)) <= 80
 
 
 def test_the_readmes_table_is_the_one_that_make_run_prints():
     """Its rows are those of lessons 01 to 06 on a machine without a GPU, without the speed."""
     table = re.search(r"(?s)```\n(lesson .*?)```", README)[1]
-    shown = [re.split(r"  +", line) for line in table.splitlines()]
+    head, *shown = [re.split(r"  +", line) for line in table.splitlines()]
     columns = [column for column in make_run.COLUMNS if column not in ("images/s", "seconds")]
-    assert shown[0] == columns
-    for lesson, row in zip(lessons.LADDER, shown[1:], strict=True):
+    assert head == columns
+    for lesson, row in zip(lessons.LADDER, shown, strict=True):
         last = {"loss": 0.0155, "accuracy": 0.982, "images_per_second": 1}  # a run of `make run`
         climbed = make_run.Climbed(lesson, lesson.processes_for(0), 1, [last], "yes")
-        assert row == [make_run.cells(climbed)[column] for column in columns]
+        cells = make_run.cells(climbed)
+        assert row == [cells[column] for column in columns]
 
 
 def test_the_command_in_a_docstring_is_the_one_that_is_tested(monkeypatch):
     monkeypatch.setattr(launcher, "local_address", list)  # as where this machine's own name resolves
-    for path in (lesson.path for lesson in lessons.LESSONS):
+    for lesson in lessons.LESSONS:
+        path = lesson.path
         processes = re.search(r"--nproc-per-node (\d)", diffs.command(path))
         words, environment = launcher.command(path.stem, processes[1] if processes else 2)
         typed = launcher.as_typed(words, environment).removeprefix("PROCESSES=1 ")
@@ -131,8 +137,11 @@ PAGES = [
 
 def anchors(path):
     """The places of a page that a link can name, as GitHub makes them of the headings."""
-    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", path.read_text(), re.M):
+        letters = re.sub(r"[^\w\- ]", "", heading.lower())
+        found.add(letters.replace(" ", "-"))
+    return found
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -238,9 +247,11 @@ def run_ladder(folder, numbers, *more):
 def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
     result = run_ladder(tmp_path, "01,06", "--batch-size", "22")
     assert result.returncode == 0, result.stdout + result.stderr
-    table = result.stdout.split("same curve\n")[1].splitlines()
-    assert [line.split()[0] for line in table[:2]] == ["01_single_gpu", "06_multinode"]
-    assert all(line.endswith(" yes") for line in table[:2])
+    first, second = result.stdout.split("same curve\n")[1].splitlines()[:2]
+    assert first.split()[0] == "01_single_gpu"
+    assert second.split()[0] == "06_multinode"
+    assert first.endswith(" yes")
+    assert second.endswith(" yes")
     assert "<svg" in (tmp_path / "out/run/ladder.svg").read_text()
 
 
@@ -279,7 +290,8 @@ def test_the_same_seed_gives_the_same_bytes_on_any_number_of_threads():
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one, other = (workload.draw_digits(2500, seed) for seed in (1, 2))
+        one = workload.draw_digits(2500, seed=1)
+        other = workload.draw_digits(2500, seed=2)
         torch.set_num_threads(2)
         two = workload.draw_digits(1200, seed=1)
     finally:

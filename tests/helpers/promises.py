@@ -11,12 +11,12 @@ from torch.utils.data import DistributedSampler
 import workload
 from parts import limericks
 from parts.transformer import ImageTransformer
-from tests.helpers.lines import check_what_it_printed
+from tests.helpers.lines import check_what_it_printed, column
 from tools import launcher, lessons
 
 SMALL = {lesson.stem: tuple(lesson.promise.split()) for lesson in lessons.LESSONS}
 # Lessons 01 to 06b have one job.
-STAIRS = [lesson.stem for lesson in (*lessons.LADDER, *map(lessons.get, ("06a_any_step", "06b_preemption")))]
+STAIRS = [*(lesson.stem for lesson in lessons.LADDER), "06a_any_step", "06b_preemption"]
 OF_IMAGES = (*STAIRS, "07_mixed_precision", "09_fsdp", "10_pipeline", "11_tensor_parallel", "12_mesh")
 
 
@@ -31,8 +31,8 @@ def check_run(result, stem, processes, expected):
     """This curve, every test image counted once, no warning, and no file but its own."""
     curve = launcher.read_curve(result.out, stem)
     assert launcher.difference(curve, expected) == ""
-    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in expected]
-    assert {row["world_size"] for row in curve} == {processes}
+    assert column(curve, "accuracy") == column(expected, "accuracy")
+    assert set(column(curve, "world_size")) == {processes}
     assert result.stderr == ""
     check_files(result, stem)
     model, (_, test_set) = model_and_data(stem)
@@ -78,11 +78,15 @@ def accuracy(model, test_set):
 def trained_plainly(stem):
     """The curve and the weights of a loop in one process that knows nothing of meshes: of lessons 11, 13, 15
     and 17, whose model is not lesson 01's."""
-    of_images, sizes = stem in OF_IMAGES, SMALL[stem]
-    seed, batch = 3 if of_images else 0, int(sizes[sizes.index("--batch-size") + 1])
+    of_images = stem in OF_IMAGES
+    seed = 3 if of_images else 0
+    sizes = SMALL[stem]
+    batch = int(sizes[sizes.index("--batch-size") + 1])
     workload.set_seed(seed)
     model, (train_set, test_set) = model_and_data(stem)
-    steps, curve, sampler = len(train_set) // batch, [], DistributedSampler(train_set, 1, 0, seed=seed)
+    sampler = DistributedSampler(train_set, 1, 0, seed=seed)
+    steps = len(train_set) // batch
+    curve = []
     if of_images:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         every_epoch = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2).step

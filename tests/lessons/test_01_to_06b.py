@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from tests.helpers.lines import column
 from tests.helpers.promises import SMALL, STAIRS, check_run
 from tools import launcher, lessons
 
@@ -19,7 +20,7 @@ def counts(*processes):
 
 @pytest.mark.night
 def test_the_default_run_learns_over_several_epochs(reference):
-    accuracy = [row["accuracy"] for row in reference()]
+    accuracy = column(reference(), "accuracy")
     assert accuracy[0] < 0.90
     assert accuracy[-1] > 0.97
     assert sum(later > earlier for earlier, later in itertools.pairwise(accuracy)) >= 4
@@ -50,7 +51,7 @@ def test_another_seed_or_width_is_another_curve_and_one_on_any_number_of_process
 def test_a_second_run_starts_its_curve_anew(fork):
     for epochs in (3, 2):
         result = fork("01_single_gpu", 1, "--train-size", 240, "--epochs", epochs)
-    assert [row["epoch"] for row in launcher.read_curve(result.out, "01_single_gpu")] == [1, 2]
+    assert column(launcher.read_curve(result.out, "01_single_gpu"), "epoch") == [1, 2]
 
 
 @pytest.mark.quick("01_single_gpu")

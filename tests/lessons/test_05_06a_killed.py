@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import workload
 from tests.helpers.changed_lessons import copy_lessons
+from tests.helpers.lines import column
 from tests.helpers.outcomes import curve_of
 from tests.helpers.promises import check_files
 from tools import launcher, lessons
@@ -38,16 +39,19 @@ def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(request, fo
     printed = [int(epoch) for epoch in re.findall(r"^epoch +(\d+) ", crashed.stdout, re.M)]
     assert printed == list(range(1, sizes[-1] + 1))
     assert curve_of(crashed.out, stem) == curve_of(whole.out, before)
-    files = crashed.out / f"{stem}.pt", whole.out / f"{before}.pt"
-    found, expected = (torch.load(file, weights_only=True) for file in files)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert stem == EPOCHS or files[0].read_bytes() == files[1].read_bytes()  # a file holds its name
+    file = crashed.out / f"{stem}.pt"
+    file_of_whole = whole.out / f"{before}.pt"
+    found = torch.load(file, weights_only=True)
+    for name, weight in torch.load(file_of_whole, weights_only=True).items():
+        assert torch.equal(found[name], weight)
+    if stem != EPOCHS:  # a file holds its own name
+        assert file.read_bytes() == file_of_whole.read_bytes()
     check_files(crashed, stem)
 
 
 def test_an_interval_that_is_longer_than_an_epoch_saves_at_the_end_of_each(fork):
     result = fork(STEPS, 2, *SMALL, 2, "--snapshot-every", 100, "--crash-at", 1)
-    assert [row["epoch"] for row in launcher.read_curve(result.out, STEPS)] == [1, 2]
+    assert column(launcher.read_curve(result.out, STEPS), "epoch") == [1, 2]
     assert "resumed in epoch 1 after step 20\n" in result.stdout
 
 
@@ -146,11 +150,13 @@ LINES = {
 )
 def test_random_augmentation_goes_on_as_if_nobody_had_killed_the_run(forks, tmp_path, workers, lines):
     lesson = lessons.get(STEPS).path.read_text()
-    script, (left_out, instead, expected) = tmp_path / "augmenting.py", LINES[lines]
+    script = tmp_path / "augmenting.py"
+    left_out, instead, expected = LINES[lines]
     text = (launcher.ROOT / "tests/probes/augmenting.py").read_text()
     assert SEED in lesson and SEED in text and RANDOM in lesson and RESTORE in text
     script.write_text(text.replace(left_out, instead) if left_out else text)
-    weights, drawn = {}, {}
+    weights = {}
+    drawn = {}
     runs = {"whole": (), "killed": ("--crash-at", 2), "another seed": ("--seed", 1)}
     for name, options in runs.items():
         words, environment = launcher.command(EPOCHS, 2, "--workers", workers, *options, script=script)
@@ -174,12 +180,15 @@ def test_the_pass_that_does_not_count_leaves_no_mark(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     layers = torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(), torch.nn.Linear(3, 1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
-    before = [tensor.clone() for tensor in (*model.state_dict().values(), torch.get_rng_state())]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random = torch.get_rng_state()
     workload.settle(model, torch.ones(4, 2))
-    after = [*model.state_dict().values(), torch.get_rng_state()]
-    assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert torch.equal(torch.get_rng_state(), random)
     assert model.training
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is None
     dist.destroy_process_group()
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from tests.helpers.lines import refusal
+from tests.helpers.lines import column, refusal
 from tests.helpers.promises import SMALL, check_files, check_run, check_weights, trained_plainly
 from tools import launcher, lessons
 
@@ -97,10 +97,12 @@ def test_its_documented_command_learns(run, reference, stem):
     sizes = lesson.learns
     result = run(stem, processes, *sizes.split())
     curve = launcher.read_curve(result.out, stem)
-    losses = [row["loss"] for row in curve]
-    assert losses[0] < 4.2 and all(later < earlier for earlier, later in itertools.pairwise(losses))
+    losses = column(curve, "loss")
+    assert losses[0] < 4.2
+    for earlier, later in itertools.pairwise(losses):
+        assert later < earlier
     assert losses[-1] < losses[0] - 0.02 or stem not in ("11_tensor_parallel", "12_mesh")
-    assert {row["world_size"] for row in curve} == {processes}
+    assert set(column(curve, "world_size")) == {processes}
     assert result.stderr == ""
     if stem == "10_pipeline":
         assert launcher.difference(curve, reference(*sizes.split())) == ""
@@ -134,22 +136,23 @@ def test_a_killed_run_goes_on_with_its_curve(fork, kept, stem, first, then, step
     words = (*SMALL[stem], *options)
     killed = fork(stem, first, *words, *every, "--crash-at", 2, refused=True)
     assert killed.code != 0
-    assert [row["epoch"] for row in launcher.read_curve(killed.out, stem)] == [1]
+    assert column(launcher.read_curve(killed.out, stem), "epoch") == [1]
     # On the same number of processes, the whole run saves as often: a save averages the sum of losses over
     # the processes, which rounds its last digit.
     saves = every if first == then else ()
     whole = kept(stem, then, *words, *saves)
     resumed = fork(stem, then, *words, *every)
     assert f"resumed in epoch 2 after step {step}\n" in resumed.stdout
-    curves = [launcher.read_curve(run.out, stem) for run in (resumed, whole)]
+    curve = launcher.read_curve(resumed.out, stem)
+    expected = launcher.read_curve(whole.out, stem)
     limits = lessons.Curve(early=1e-6 if options else 1e-5)
-    assert launcher.difference(*curves, limits) == ""
-    assert [row["accuracy"] for row in curves[0]] == [row["accuracy"] for row in curves[1]]
+    assert launcher.difference(curve, expected, limits) == ""
+    assert column(curve, "accuracy") == column(expected, "accuracy")
     assert resumed.stdout.partition("---- after")[2] == whole.stdout.partition("---- after")[2]
-    loads = [re.findall("^block.*", run.stdout, re.M)[-2:] for run in (resumed, whole)]
-    assert loads[0] == loads[1]
+    loads = re.findall("^block.*", resumed.stdout, re.M)
+    assert loads[-2:] == re.findall("^block.*", whole.stdout, re.M)[-2:]
     if first == then:
-        assert [row["loss"] for row in curves[0]] == [row["loss"] for row in curves[1]]
+        assert column(curve, "loss") == column(expected, "loss")
         again = fork(stem, then, *words, *every)  # it is finished: nothing is trained, and all as it was
         assert "resumed in epoch 3 after step 0\n" in again.stdout
         assert (again.out / f"{stem}.pt").read_bytes() == (whole.out / f"{stem}.pt").read_bytes()

@@ -22,7 +22,7 @@ from parts import loading, resnet
 from parts.best import Best
 from parts.board import Board, count_flops
 from parts.snapshot import unseal
-from tests.helpers.lines import refusal
+from tests.helpers.lines import column, refusal
 from tests.helpers.outcomes import curve_of
 from tests.helpers.promises import SMALL as ALL
 from tools import launcher
@@ -54,10 +54,10 @@ def recount(path, images, width=2):
 def board(out):
     """What TensorBoard shows: for each name, the values of all epochs."""
     events = EventAccumulator(str(out / f"{STEM}.tensorboard")).Reload()
-    return {
-        name: [(event.step, event.value) for event in events.Scalars(name)]
-        for name in events.Tags()["scalars"]
-    }
+    shown = {}
+    for name in events.Tags()["scalars"]:
+        shown[name] = [(event.step, event.value) for event in events.Scalars(name)]
+    return shown
 
 
 def test_the_compilers_step_changes_nothing(monkeypatch):
@@ -68,8 +68,10 @@ def test_the_compilers_step_changes_nothing(monkeypatch):
     monkeypatch.setattr(model, "compile", lambda: steps.append("compile"))
     resnet.compile_now(nn.DataParallel(model), torch.rand(5, 1, 8, 8, generator=torch.Generator()))
     assert steps == ["compile", True]
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    for parameter in model.parameters():
+        assert parameter.grad is None
     assert torch.equal(torch.get_rng_state(), random)
 
 
@@ -128,7 +130,8 @@ def test_only_cifar10_is_flipped():
     for data, flipped in (("digits", 0), ("mnist", 0), ("cifar10", 100)):
         augmented = loading.Augmented(workload.Images(picture, torch.zeros(200)), 0, data)
         images, _ = augmented.__getitems__([(1, index) for index in range(200)])
-        left_half, right_half = (half.sum(dim=(1, 2, 3), dtype=int) for half in images.split(14, dim=3))
+        left_half = images[..., :14].sum(dim=(1, 2, 3), dtype=int)
+        right_half = images[..., 14:].sum(dim=(1, 2, 3), dtype=int)
         right = (right_half > left_half).sum()
         assert abs(right - flipped) <= (25 if flipped else 0)
         assert torch.equal(images != 0, images == 255) == (data == "cifar10")  # turned ones have soft edges
@@ -152,7 +155,8 @@ def test_one_curve_in_64_bits(fork, alone, processes):
     for ours, one in zip(curve(result), curve(alone), strict=True):
         assert ours[1] == pytest.approx(one[1], rel=1e-12)
         assert (ours[0], ours[2]) == (one[0], one[2])
-    weights, expected = (torch.load(run.out / f"{STEM}.pt") for run in (result, alone))
+    weights = torch.load(result.out / f"{STEM}.pt")
+    expected = torch.load(alone.out / f"{STEM}.pt")
     for name, value in weights.items():
         assert torch.allclose(value, expected[name], rtol=1e-9, atol=1e-9), name
 
@@ -234,11 +238,11 @@ def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
     assert crashed.stdout.count("resumed in epoch 2 after step 3\n") == 1
     assert (whole.out / f"{STEM}.pt").read_bytes() == (crashed.out / f"{STEM}.pt").read_bytes()
     assert curve(whole) == curve(crashed)
-    boards = [board(run.out) for run in (whole, crashed)]
-    for found in boards:
-        found.pop("images_per_second")
-    assert boards[0] == boards[1]
-    assert [step for step, _ in boards[0]["accuracy"]] == [1, 2, 3]
+    shown = board(crashed.out)
+    expected = board(whole.out)
+    del shown["images_per_second"], expected["images_per_second"]
+    assert shown == expected
+    assert [step for step, _ in shown["accuracy"]] == [1, 2, 3]
 
 
 @pytest.mark.night
@@ -285,14 +289,22 @@ def test_with_workers(run, fork):
     result = run(STEM, 2, *SMALL, "--epochs", 3, *options, folder="true")
     assert "resumed in epoch 3 after step 5\n" in result.stdout
     assert {path.name for path in result.out.iterdir()} == {
-        f"{STEM}{end}" for end in (".jsonl", ".pt", ".run.json", ".lock", ".tensorboard", ".trace.json.gz")
-    } | {f"{STEM}.epoch000{epoch}-step000000005.snapshot" for epoch in (2, 3)} | {"ticket"}
+        f"{STEM}.jsonl",
+        f"{STEM}.pt",
+        f"{STEM}.run.json",
+        f"{STEM}.lock",
+        f"{STEM}.tensorboard",
+        f"{STEM}.trace.json.gz",
+        f"{STEM}.epoch0002-step000000005.snapshot",
+        f"{STEM}.epoch0003-step000000005.snapshot",
+        "ticket",
+    }
     plain = fork(STEM, 2, *SMALL, "--epochs", 3, folder="plain")
     assert curve(plain) == curve(result)
     assert (plain.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
     shown, rows = board(result.out), launcher.read_curve(result.out, STEM)
     assert shown.keys() == {"loss", "accuracy", "lr", "images_per_second", "mfu"}
-    assert [value for _, value in shown["loss"]] == pytest.approx([row["loss"] for row in rows])
+    assert [value for _, value in shown["loss"]] == pytest.approx(column(rows, "loss"))
     images = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
     flops = count_flops(resnet.ResNet18((1, 28, 28), 2, nn.BatchNorm2d), images)
     for row, (_, mfu) in zip(rows, shown["mfu"], strict=True):
@@ -301,7 +313,7 @@ def test_with_workers(run, fork):
     assert "MFU" not in plain.stdout and "mfu" not in board(plain.out)
     trace = json.loads(gzip.decompress((result.out / f"{STEM}.trace.json.gz").read_bytes()))
     names = [event.get("name", "") for event in trace["traceEvents"]]
-    assert sum(name == "DistributedDataParallel.forward" for name in names) == 5
+    assert names.count("DistributedDataParallel.forward") == 5
     assert any("all_reduce" in name for name in names)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import workload
-from tests.helpers.lines import refusal
+from tests.helpers.lines import column, refusal
 from tests.helpers.probe_runs import run_probe
 from tests.helpers.promises import SMALL as ALL
 from tools import launcher
@@ -76,20 +76,25 @@ def bytes_of_parts(processes, rank):
 def test_a_process_holds_the_bytes_that_the_formula_says(whole, processes):
     said = whole(processes).stdout
     held = re.findall(r"^rank (\d) holds (\S+) bytes of weights, (\S+) of .+, (\S+) of", said, re.M)
-    held = [[int(number.replace(",", "")) for number in row] for row in held]
-    parts = [bytes_of_parts(processes, rank) for rank in range(processes)]
-    assert held == [[rank, size, size, size] for rank, size in enumerate(parts)]
-    assert sum(parts) == 4 * PARAMETERS
+    total = 0
+    for rank in range(processes):
+        size = bytes_of_parts(processes, rank)
+        assert held[rank] == (str(rank), *[f"{size:,}"] * 3)
+        total += size
+    assert len(held) == processes
+    assert total == 4 * PARAMETERS
 
 
 def test_no_process_has_the_whole_model_at_any_time(altered):
     """While it is built: the shards of the layers before, and one layer that is about to be sharded."""
     result = altered("held", 2, *SMALL, folder="held")
-    layers = [sum(4 * one.numel() for one in layer.parameters()) for layer in workload.ConvNet((1, 28, 28))]
+    largest = 0  # bytes of a layer
+    for layer in workload.ConvNet((1, 28, 28)):
+        largest = max(largest, sum(4 * parameter.numel() for parameter in layer.parameters()))
     for rank in (0, 1):
         seen = json.loads((result.out.parent / f"{rank}.held.json").read_text())
         assert seen[-1] == bytes_of_parts(2, rank)
-        assert max(seen) <= min(seen[-1] + max(layers), 4 * PARAMETERS - 1)
+        assert max(seen) <= min(seen[-1] + largest, 4 * PARAMETERS - 1)
 
 
 # ---- what the options change, and what they leave ----
@@ -158,12 +163,12 @@ def test_a_run_of_4_processes_goes_on_on_any_other_number(fork, whole, reference
         copy_until(whole(4), 1, tmp_path / f"on{processes}")
         results[processes] = result = fork("09_fsdp", processes, *SIZES, folder=f"on{processes}")
         assert "resumed after epoch 1\n" in result.stdout
-        assert [row["world_size"] for row in curve_of(result)] == [4, processes, processes]
+        assert column(curve_of(result), "world_size") == [4, processes, processes]
         assert launcher.difference(curve_of(result), reference(*SIZES)) == ""
     assert weights_of(results[4]) == weights_of(whole(4))
     copy_until(results[3], 2, tmp_path / "again")  # and what 3 went on with, 2 finish
     result = fork("09_fsdp", 2, *SIZES, folder="again")
-    assert [row["world_size"] for row in curve_of(result)] == [4, 3, 2]
+    assert column(curve_of(result), "world_size") == [4, 3, 2]
     assert launcher.difference(curve_of(result), reference(*SIZES)) == ""
 
 
@@ -185,7 +190,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     result = fork("09_fsdp", 2, *SIZES)
     assert "resumed after epoch 2\n" in result.stdout
     assert weights_of(result) == weights_of(whole(2))
-    assert [row["loss"] for row in curve_of(result)] == [row["loss"] for row in curve_of(whole(2))]
+    assert column(curve_of(result), "loss") == column(curve_of(whole(2)), "loss")
 
 
 @pytest.mark.night

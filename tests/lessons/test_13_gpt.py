@@ -84,18 +84,27 @@ def test_each_process_holds_a_quarter_and_all_write_the_same(found):
     assert seen[0][0] != seen[0][1]
 
 
+def texts_of(data, characters):
+    texts = []
+    for numbers in data.images:
+        texts.append("".join(characters[number] for number in numbers))
+    return texts
+
+
 def test_no_limerick_is_both_learned_and_tested_on():
     characters, train_set, test_set = limericks.load(limerick_arguments(28))
     assert (len(train_set), len(test_set)) == (704, 28)
-    learned, tested = (
-        ["".join(characters[number] for number in numbers) for numbers in data.images]
-        for data in (train_set, test_set)
-    )
+    learned = texts_of(train_set, characters)
+    tested = texts_of(test_set, characters)
     for data in (train_set, test_set):
         assert torch.equal(data.images[:, 1:], data.labels[:, :-1])
     poems = (launcher.ROOT / "lessons/parts/limericks.txt").read_text().rstrip("\n").split("\n\n")
     kept = [poem for number, poem in enumerate(poems) if number % 7 < 6]
     for pieces, own in ((learned[:180], kept), (tested, poems[6::7])):
-        assert all(piece.startswith(poem[:176]) for piece, poem in zip(pieces, own, strict=False))
-    assert len(learned[:180]) == len(set(learned)) == 180 and learned[180:360] == learned[:180]
-    assert not any(poem[:100] in piece or poem[-100:] in piece for poem in poems[6::7] for piece in learned)
+        for piece, poem in zip(pieces, own, strict=False):
+            assert piece.startswith(poem[:176])
+    assert len(learned[:180]) == len(set(learned)) == 180
+    assert learned[180:360] == learned[:180]
+    for poem in poems[6::7]:
+        for piece in learned:
+            assert poem[:100] not in piece and poem[-100:] not in piece

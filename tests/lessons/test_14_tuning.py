@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import workload
-from tests.helpers.lines import refusal
+from tests.helpers.lines import column, refusal
 from tests.helpers.outcomes import recount
 from tools import launcher
 from tools.testbed.processes import wait_for
@@ -74,8 +74,11 @@ def running(worker):
     """The trial that a worker has now, if it has one and knows its parameters."""
     if not worker.journal.exists() or not worker.journal.read_bytes():
         return None
-    owned = [t for t in named(trials_of(worker.out), "RUNNING") if len(t.params) == 2]
-    return next((t for t in owned if t.user_attrs["worker"].endswith(f" {worker.pid}")), None)
+    for trial in named(trials_of(worker.out), "RUNNING"):
+        is_own = trial.user_attrs["worker"].endswith(f" {worker.pid}")
+        if len(trial.params) == 2 and is_own:
+            return trial
+    return None
 
 
 def stop_in_a_trial(worker):
@@ -115,7 +118,8 @@ def both_at_work(begin, tmp_path, *options):
 
 def finished(*workers):
     results = [worker.run.finish() for worker in workers]
-    assert not any(result.code for result in results), [result.stderr for result in results]
+    for result in results:
+        assert result.code == 0, result.stderr
     return results
 
 
@@ -124,7 +128,8 @@ def finished(*workers):
 
 @pytest.mark.night
 def test_one_worker_finds_the_same_every_time_and_prunes(fork):
-    first, again = (fork(STEM, 1, *SMALL, *TRIALS, folder=folder) for folder in ("first", "again"))
+    first = fork(STEM, 1, *SMALL, *TRIALS, folder="first")
+    again = fork(STEM, 1, *SMALL, *TRIALS, folder="again")
     whole = fork(STEM, 1, *SMALL, *TRIALS, "--pruner", "none", folder="whole")
     trials = trials_of(first.out)
     assert table(trials) == table(trials_of(again.out))
@@ -148,7 +153,7 @@ def test_one_worker_finds_the_same_every_time_and_prunes(fork):
     assert result["validation"] == max(t.value for t in named(trials, "COMPLETE"))
     assert result["validation"] == on_validation_images(first.out / f"{STEM}.pt")
     curve = launcher.read_curve(first.out, STEM)
-    assert [row["accuracy"] for row in curve] == list(trials[result["trial"]].intermediate_values.values())
+    assert column(curve, "accuracy") == list(trials[result["trial"]].intermediate_values.values())
     assert f"\ntest: {result['test']:.1%} of the test images\n" in first.stdout
     assert (first.out / f"{STEM}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -233,16 +238,16 @@ def test_a_trial_that_kills_its_workers_is_tried_twice_and_no_more(inside):
 @pytest.mark.night
 def test_pruning_spares_ten_default_trials_14_epochs_and_finds_the_same(fork):
     """What the page says of it."""
-    searches = {}
-    for pruner in ("median", "none"):
-        out = fork(STEM, 1, *TRIALS, "--seconds", 900, "--pruner", pruner, folder=pruner).out
-        searches[pruner] = out, trials_of(out), json.loads((out / f"{STEM}.json").read_text())
-    (_, trials, found), (_, whole, expected) = searches.values()
+    words = (*TRIALS, "--seconds", 900, "--pruner")
+    pruned = fork(STEM, 1, *words, "median", folder="median").out
+    whole = fork(STEM, 1, *words, "none", folder="none").out
+    found = json.loads((pruned / f"{STEM}.json").read_text())
+    expected = json.loads((whole / f"{STEM}.json").read_text())
     for name in ("trial", "lr", "batch_size", "validation", "test"):
         assert found[name] == expected[name], name
     assert (found["pruned"], found["complete"], expected["complete"]) == (5, 5, 10)
-    epochs = [sum(len(trial.intermediate_values) for trial in some) for some in (trials, whole)]
-    assert epochs == [26, 40]
+    assert sum(len(trial.intermediate_values) for trial in trials_of(pruned)) == 26
+    assert sum(len(trial.intermediate_values) for trial in trials_of(whole)) == 40
 
 
 # ---- several workers ----
@@ -282,7 +287,8 @@ def test_kill_9_of_a_worker_loses_one_trial_and_nothing_else(begin, tmp_path):
     assert again.state.name in ("COMPLETE", "PRUNED")
     kept = [trial for trial in trials if trial.state.name in ("COMPLETE", "PRUNED")]
     assert len(kept) == len(trials) - 1 >= 6
-    assert all(table([trials[number]]) == table([trial]) for number, trial in before.items())
+    for number, trial in before.items():
+        assert table([trials[number]]) == table([trial])
     second.run.end()
     assert second.run.process.returncode == -signal.SIGKILL
     found = json.loads((first.out / f"{STEM}.json").read_text())

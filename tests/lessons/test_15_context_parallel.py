@@ -1,11 +1,11 @@
 """Lesson 15: attention that no process computes alone, even work, kill and resume."""
 
-import itertools
 import json
 import re
 
 import pytest
 
+from tests.helpers.lines import column
 from tests.helpers.promises import SMALL as ALL
 from tools.testbed import pretending
 
@@ -15,10 +15,11 @@ SMALL = ALL[STEM]
 
 def work(processes, order, texts, length, heads=4, size=16):
     """How many multiply-adds each process needs: by formula."""
-    ranks = range(processes)
-    blocks = [2 * processes + 1 if order == "zigzag" else 4 * rank + 3 for rank in ranks]
     products = 2 + 5  # forward scores and results; backward scores again, and a product for each gradient
-    return [count * products * texts * heads * (length // (2 * processes)) ** 2 * size for count in blocks]
+    block = products * texts * heads * (length // (2 * processes)) ** 2 * size
+    if order == "zigzag":
+        return [(2 * processes + 1) * block] * processes
+    return [(4 * rank + 3) * block for rank in range(processes)]
 
 
 @pytest.mark.parametrize(("processes", "options"), [(1, ()), (4, ()), (4, ("--context-parallel", 2))])
@@ -41,19 +42,19 @@ def test_ring_attention_is_attention(found, processes):
     shard = 48 // processes
     key_bytes = 2 * 3 * shard * 5 * 8  # texts, heads, positions, numbers, bytes
     for order in ("contiguous", "zigzag"):
-        each_finds = [probe[order] for probe in probes]
-        assert all(each["off"] < 1e-13 for each in each_finds)
-        assert sorted(itertools.chain.from_iterable(each["positions"] for each in each_finds)) == list(
-            range(48)
-        )
-        assert [each["work"] for each in each_finds] == work(processes, order, 2, 48, heads=3, size=5)
+        each_finds = column(probes, order)
+        assert column(each_finds, "work") == work(processes, order, 2, 48, heads=3, size=5)
+        positions = []
         steps = processes - 1
         for each in each_finds:
+            assert each["off"] < 1e-13
+            positions += each["positions"]
             # Keys and values there; back again, with gradients, which go one step further, to be at home.
             assert each["forward"] == [steps, 2 * steps * key_bytes]
             back = steps + processes if processes > 1 else 0
             assert each["sent"] == [steps + back, 2 * (steps + back) * key_bytes]
             assert each["longest"] == [shard, (shard // 2) ** 2]  # never all keys, never all scores
+        assert sorted(positions) == list(range(48))
 
 
 @pytest.mark.skipif(bool(pretending.missing(2)), reason=pretending.missing(2))

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from tests.helpers.lines import column
 from tests.helpers.promises import SMALL as ALL
 from tests.helpers.promises import check_files
 from tools import launcher, lessons
@@ -28,14 +29,20 @@ def one(kept):
 def loads(stdout):
     """For each epoch, the load of each expert in each block, in percent."""
     found = re.findall(r"^block (\d)  \| load of its experts((?: +\d+%)+)$", stdout, re.M)
-    lines = [[int(share) for share in re.findall(r"\d+", line)] for _, line in found]
-    assert [int(number) for number, _ in found] == [1, 2] * (len(found) // 2)
-    return [lines[number : number + 2] for number in range(0, len(lines), 2)]
+    epochs = []
+    for (first, one), (second, other) in zip(found[::2], found[1::2], strict=True):
+        assert (first, second) == ("1", "2")
+        epochs.append([percents(one), percents(other)])
+    return epochs
+
+
+def percents(line):
+    return [int(share) for share in re.findall(r"\d+", line)]
 
 
 def close(curve, expected):
     """In 64 bits: what is reported has been added up in 32, which is as much as can be seen of it."""
-    return [row["loss"] for row in curve] == pytest.approx([row["loss"] for row in expected], rel=1e-6)
+    return column(curve, "loss") == pytest.approx(column(expected, "loss"), rel=1e-6)
 
 
 @pytest.mark.long("2-options1", "4-options1")
@@ -47,12 +54,12 @@ def test_one_curve_on_any_number_of_processes(fork, one, processes, options):
     result = fork(STEM, processes, *SMALL, "--double", *options)
     curve = launcher.read_curve(result.out, STEM)
     assert len(curve) == 2 and close(curve, expected)
-    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in expected]
-    assert {row["world_size"] for row in curve} == {processes}
+    assert column(curve, "accuracy") == column(expected, "accuracy")
+    assert set(column(curve, "world_size")) == {processes}
     assert loads(result.stdout) == loads(stdout)
     # What it writes, too: all but the speeds is what one process printed.
-    without_speed = [re.sub(r"\S+ texts/s", "", text) for text in (result.stdout, stdout)]
-    assert without_speed[0] == without_speed[1]
+    speed = r"\S+ texts/s"
+    assert re.sub(speed, "", result.stdout) == re.sub(speed, "", stdout)
     check_files(result, STEM)
     experts = torch.load(result.out / f"{STEM}.pt", weights_only=True)["blocks.0.feed_forward.up"]
     assert (experts.shape, experts.dtype) == ((4, 64, 256), torch.float64)
@@ -84,7 +91,7 @@ def test_answers_and_gradients_are_those_of_a_layer_that_sends_nothing(found, pr
                 assert off <= 1e-5 * probe["sizes"][name] + 1e-12, (case, name)
             assert probe["held"] == 4 // processes
             assert (probe["dropped"] > 0) == (case == "limited")
-        assert [probe["sent"] for probe in probes] == [probe["expected"] for probe in probes], case
+        assert column(probes, "sent") == column(probes, "expected"), case
         assert (sum(sum(probe["sent"]) for probe in probes) > 0) == (processes > 1)
 
 
@@ -100,6 +107,9 @@ def test_without_the_balancing_loss_one_expert_has_most_of_the_work(fork, seed):
     loads_of = {}
     for balance in (0, 0.01):
         result = fork(STEM, 1, *STEPS, "--seed", seed, "--balance", balance, folder=str(balance))
-        loads_of[balance] = [share for block in loads(result.stdout)[-1] for share in block]
-    assert max(loads_of[0]) > 45 and min(loads_of[0]) < 9
-    assert max(loads_of[0.01]) < 40 and min(loads_of[0.01]) > 9
+        first, second = loads(result.stdout)[-1]
+        loads_of[balance] = first + second
+    assert max(loads_of[0]) > 45
+    assert min(loads_of[0]) < 9
+    assert max(loads_of[0.01]) < 40
+    assert min(loads_of[0.01]) > 9

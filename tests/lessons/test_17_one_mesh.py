@@ -28,8 +28,10 @@ def test_each_process_has_its_place_and_its_part(found, shape):
         stage = step["where"]["pipeline"]
         blocks = range(BLOCKS)[stage * BLOCKS // stages : (stage + 1) * BLOCKS // stages]
         held = {f"blocks.{number}" for number in blocks}
-        held |= {"embedding.weight", "position.weight"} if stage == 0 else set()
-        held |= {"head.bias", "head.weight", "norm.bias", "norm.weight"} if stage == stages - 1 else set()
+        if stage == 0:
+            held |= {"embedding.weight", "position.weight"}
+        if stage == stages - 1:
+            held |= {"head.bias", "head.weight", "norm.bias", "norm.weight"}
         assert set(step["held"]) == held
 
 

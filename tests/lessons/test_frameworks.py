@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.helpers.lines import check_curve, check_what_it_printed
+from tests.helpers.lines import check_curve, check_what_it_printed, column
 from tests.helpers.outcomes import recount
 from tests.helpers.patches import patched
 from tests.helpers.probe_runs import run_probe
@@ -86,7 +86,8 @@ def fork(server, tmp_path):
         if processes and script.startswith("fabric"):
             environment |= {"LT_CLI_USED": "1", "LT_DEVICES": str(processes), "LT_NUM_NODES": "1"}
         code, left = server.run(words, folder, environment, limit=240)
-        stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
+        stdout = (folder / ".out").read_text()
+        stderr = (folder / ".err").read_text()
         assert refused or code == 0, f"status {code}\n{stdout}\n{stderr}"
         assert not left, f"still alive after the run: {left}"
         return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out")
@@ -101,7 +102,7 @@ def fork(server, tmp_path):
 def test_it_has_lesson_01s_curve_and_counts_every_image_once(fork, reference, script, processes):
     result = fork(script, processes, *SIZES)
     curve = check_curve(result.out, script, reference(*SIZES), processes)
-    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in reference(*SIZES)]
+    assert column(curve, "accuracy") == column(reference(*SIZES), "accuracy")
     assert curve[-1]["accuracy"] == recount(result.out / f"{script}.pt", 997)
     check_what_it_printed(result.stdout, curve)
     assert {path.name for path in result.out.iterdir()} == {f"{script}.jsonl", f"{script}.pt"}
@@ -132,8 +133,11 @@ def test_lightning_leaves_apples_gpu_alone(fork, tmp_path, script):
 
 def held(stdout):
     """For each rank: bytes of weights, gradients, momentum, and what else its line says."""
-    lines = re.findall(r"^rank \d holds (.*)", stdout, re.M)
-    return [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", line)] for line in lines]
+    ranks = []
+    for line in re.findall(r"^rank \d holds (.*)", stdout, re.M):
+        numbers = re.findall(r"[\d,]*\d", line)
+        ranks.append([int(number.replace(",", "")) for number in numbers])
+    return ranks
 
 
 PARAMETERS = 32_282
@@ -316,7 +320,8 @@ def test_bad_input_is_refused_in_one_line(fork, script):
     assert result.code != 0
     said = [line for line in result.stderr.splitlines() if "error:" in line or "Traceback" in line]
     assert said[0] == "error: --batch-size 25 does not divide by 2 processes: take 26, for instance"
-    assert not [line for line in said[1:] if line.startswith("error:")]
+    for line in said[1:]:
+        assert not line.startswith("error:")
 
 
 def changed(script, right, wrong, folder):
@@ -348,7 +353,7 @@ TRAPS = [
 def test_what_the_page_warns_of_is_so(fork, reference, tmp_path, script, right, wrong):
     path = changed(script, right, wrong, tmp_path)
     curve = launcher.read_curve(fork(script, 2, *SIZES, path=path).out, script)
-    same = [row["accuracy"] for row in curve] == [row["accuracy"] for row in reference(*SIZES)]
+    same = column(curve, "accuracy") == column(reference(*SIZES), "accuracy")
     assert launcher.difference(curve, reference(*SIZES)) != "" or not same
 
 
@@ -405,7 +410,10 @@ def test_the_page_has_the_diffs(tmp_path, folder):
 
 @pytest.mark.parametrize("script", diffs.SHARDED)
 def test_the_page_shows_lines_of_the_scripts_that_shard(script):
-    page, text = ((FOLDER / name).read_text() for name in ("README.md", f"{script}.py"))
-    (lines,) = re.findall(rf"\({script}\.py\)(?:(?!```).)*```python\n(.*?)```", page, re.S)
-    lines = [line.strip() for line in lines.splitlines() if line.strip()]
-    assert len(lines) > 5 and not [line for line in lines if line not in text]
+    page = (FOLDER / "README.md").read_text()
+    text = (FOLDER / f"{script}.py").read_text()
+    (shown,) = re.findall(rf"\({script}\.py\)(?:(?!```).)*```python\n(.*?)```", page, re.S)
+    lines = [line.strip() for line in shown.splitlines() if line.strip()]
+    assert len(lines) > 5
+    for line in lines:
+        assert line in text

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.helpers.lines import check_curve
+from tests.helpers.lines import check_curve, column
 from tools import faults, launcher
 from tools.testbed import hosts
 from tools.testbed.processes import wait_for as wait_for_condition
@@ -90,7 +90,7 @@ def check_the_end(network, commands, reference, *options):
     curve = check_curve(network.shared, LESSON, reference(*options))
     assert len(list(network.shared.glob("*.snapshot"))) == 2
     left = {path.name for path in network.shared.iterdir() if path.suffix != ".snapshot"}
-    assert left == {f"{LESSON}.{ending}" for ending in ("jsonl", "pt", "lock")} | {"ticket"}
+    assert left == {f"{LESSON}.jsonl", f"{LESSON}.pt", f"{LESSON}.lock", "ticket"}
     return curve
 
 
@@ -127,7 +127,8 @@ def test_machines_without_a_shared_disk_lose_nothing_when_one_is_replaced(networ
     (weights,) = net.folder.glob("host?/out/*.pt")
     expected = kept(LESSON, 2, *sizes).out / f"{LESSON}.pt"
     assert weights.read_bytes() == expected.read_bytes()
-    assert {len(list((net.folder / f"host{number}/out").glob("*.snapshot"))) for number in (1, 2)} == {2}
+    for number in (1, 2):
+        assert len(list((net.folder / f"host{number}/out").glob("*.snapshot"))) == 2
 
 
 @pytest.mark.night
@@ -169,7 +170,7 @@ def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, 
     (back,) = train(net, (3,), *sizes, "--snapshot-every", 5, time_limit=20)
     see("more", [first], since, before[:1])
     curve = check_the_end(net, [first, second, back], reference, *sizes)
-    sizes = [row["world_size"] for row in curve]
+    sizes = column(curve, "world_size")
     assert [size for size, _ in itertools.groupby(sizes)] == [3, 2, 3]
 
 
@@ -215,7 +216,9 @@ def test_one_that_never_comes_is_not_waited_for_without_end(network, see):
         started[name] = train(net, (number,), *LONG, endpoint=endpoint)
     started["plain"] = [plain(net, 7, 0, *LONG, first=7)]
     started["plain, not the first"] = [plain(net, 8, 1, *LONG)]
-    waiting = {name: max(command.started for command in commands) for name, commands in started.items()}
+    waiting = {}  # since when each of them waits
+    for name, commands in started.items():
+        waiting[name] = max(command.started for command in commands)
     while waiting:
         for name, since in list(waiting.items()):
             if all(command.process.poll() is not None for command in started[name]):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import workload
-from tests.helpers.lines import check_curve, is_like
+from tests.helpers.lines import check_curve, column, is_like
 from tests.helpers.outcomes import recount
 from tools import diffs, launcher
 
@@ -61,7 +61,7 @@ def old(forked, tmp_path):
 
 def check_same(result, script, expected):
     curve = check_curve(result.out, script, expected)
-    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in expected]
+    assert column(curve, "accuracy") == column(expected, "accuracy")
     return curve
 
 

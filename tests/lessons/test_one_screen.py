@@ -15,8 +15,12 @@ PROGRAM = lessons.ROOT / "lessons/ddp.py"
 
 def command(processes, path):
     """torchrun without the lesson, and then the program."""
-    words = [str(word) for word in launcher.command(LESSON, processes)[0]]
-    return [*words[: next(at for at, word in enumerate(words) if word.endswith(f"{LESSON}.py"))], str(path)]
+    kept = []
+    for word in map(str, launcher.command(LESSON, processes)[0]):
+        if word.endswith(f"{LESSON}.py"):
+            break
+        kept.append(word)
+    return [*kept, str(path)]
 
 
 def losses(stdout):

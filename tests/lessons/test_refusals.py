@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import workload
-from tests.helpers.lines import is_like, refusal
+from tests.helpers.lines import column, is_like, refusal
 from tools import launcher
 from tools.testbed import pretending
 from tools.testbed.processes import trained
@@ -165,4 +165,4 @@ def test_a_crash_without_restarts_fails(forked):
     del words[words.index("--max-restarts") : words.index("--max-restarts") + 2]
     result = forked(words, environment)
     assert result.code != 0
-    assert [row["epoch"] for row in launcher.read_curve(result.out, "05_snapshots")] == [1]
+    assert column(launcher.read_curve(result.out, "05_snapshots"), "epoch") == [1]

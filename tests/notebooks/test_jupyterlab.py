@@ -68,8 +68,10 @@ def is_ready(lab):
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium: make tools installs it")
 def test_a_notebook_runs_in_jupyterlab_from_top_to_bottom(lab, chromium):
     stored = nbformat.read(ROOT / f"notebooks/{STEM}.ipynb", as_version=4)
-    outputs = [output for cell in stored.cells for output in cell.get("outputs", [])]
-    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+    pictures = 0
+    for cell in stored.cells:
+        for output in cell.get("outputs", []):
+            pictures += "image/png" in output.get("data", {})
     assert pictures >= 3
     page = browser.Page(chromium, f"{lab['url']}lab/tree/notebooks/{STEM}.ipynb?token={lab['token']}")
     try:

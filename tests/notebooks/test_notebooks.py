@@ -31,11 +31,15 @@ def test_there_is_one_for_each_lesson_and_one_on_planning():
 
 def test_none_is_stale():
     """What it shows is what its code does now, or it is executed again."""
-    read = {path.stem: notebooks.read(path) for path in notebooks.NOTEBOOKS}
-    assert all("used" in notebook.metadata["rungs"] for notebook in read.values()), "one was not executed"
-    found = {stem: changed for stem, notebook in read.items() if (changed := digests.stale(notebook))}
-    lines = [f"{stem}: {', '.join(changed)}" for stem, changed in found.items()]
-    assert not lines, "\n".join([*lines, f'make notebooks ARGUMENTS="{" ".join(found)}"'])
+    stems = []
+    lines = []
+    for path in notebooks.NOTEBOOKS:
+        notebook = notebooks.read(path)
+        assert "used" in notebook.metadata["rungs"], f"{path.stem} was not executed"
+        if changed := digests.stale(notebook):
+            stems.append(path.stem)
+            lines.append(f"{path.stem}: {', '.join(changed)}")
+    assert not lines, "\n".join([*lines, f'make notebooks ARGUMENTS="{" ".join(stems)}"'])
 
 
 def executed_afresh(path, **more):
@@ -81,8 +85,11 @@ def test_it_runs_on_a_gpu(path, tmp_path):
 
 
 def dead_links(row, notebook):
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", notebooks.sources(notebook, "markdown"))
-    return [link for link in links if not (link.startswith("https://") or (row.path.parent / link).exists())]
+    found = []
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", notebooks.sources(notebook, "markdown")):
+        if not link.startswith("https://") and not (row.path.parent / link).exists():
+            found.append(link)
+    return found
 
 
 def unlinked_words(row, notebook):
@@ -143,8 +150,9 @@ def fetching(stem):
 def begin(stem, folder, address):
     """What the first two code cells of a notebook do in a Python that was started in this folder."""
     code = [cell.source for cell in fetching(stem).cells if cell.cell_type == "code"]
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OUT")}
-    environment |= {"RUNGS": str(address), "MPLBACKEND": "agg"}
+    environment = os.environ | {"RUNGS": str(address), "MPLBACKEND": "agg"}
+    environment.pop("PYTHONPATH", None)
+    environment.pop("OUT", None)
     line = [sys.executable, "-c", "\n".join([*code[:2], "print(out.resolve())"])]
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
@@ -316,7 +324,8 @@ def test_numbers_that_prose_gets_wrong_are_found(tmp_path, prose, wrong):
     notebook.cells.append(nbformat.v4.new_markdown_cell(prose))
     found, count = measured.unfounded(tmp_path / "n.ipynb", notebook)
     assert count >= len(wrong) == len(found)
-    assert all(f"cell 2: {number}" in line for number, line in zip(wrong, found, strict=True))
+    for number, line in zip(wrong, found, strict=True):
+        assert f"cell 2: {number}" in line
 
 
 def test_failed_cells_old_runs_and_what_drifted_are_found(tmp_path):

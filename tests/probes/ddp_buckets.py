@@ -25,9 +25,12 @@ def measure(view):
         buckets.clear()
         model.zero_grad()
         model(torch.zeros(2, 1, 28, 28)).sum().backward()
-    gradients = [parameter.grad.untyped_storage() for parameter in model.parameters()]
-    places, own = ({one.data_ptr(): one.nbytes() for one in storages} for storages in (buckets, gradients))
-    return sum(places.values()), sum((places | own).values())
+    places = {storage.data_ptr(): storage.nbytes() for storage in buckets}
+    size_of_buckets = sum(places.values())
+    for parameter in model.parameters():
+        storage = parameter.grad.untyped_storage()
+        places[storage.data_ptr()] = storage.nbytes()
+    return size_of_buckets, sum(places.values())
 
 
 dist.init_process_group("gloo")

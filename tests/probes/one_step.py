@@ -52,8 +52,9 @@ def off(model, whole):
     """How far its gradients are from those of one process: as a share of the largest, since a key's bias has
     no gradient at all, but for the rounding."""
     expected = {name: weight.grad for name, weight in whole.named_parameters()}
-    pairs = [(weight.grad, expected[name]) for name, weight in model.named_parameters()]
-    return max(most(*pair) for pair in pairs) / max(grad.abs().max().item() for grad in expected.values())
+    largest = max(grad.abs().max().item() for grad in expected.values())
+    furthest = max(most(weight.grad, expected[name]) for name, weight in model.named_parameters())
+    return furthest / largest
 
 
 def sizes(model):
@@ -62,8 +63,11 @@ def sizes(model):
 
 def rows(recorder):
     """What leaves this process."""
-    counts = [(one, times) for one, times in recorder.counts.items() if one.ranks > 1]
-    return [one._asdict() | {"times": times} for one, times in counts if one.kind != "receive"]
+    found = []
+    for one, times in recorder.counts.items():
+        if one.ranks > 1 and one.kind != "receive":
+            found.append(one._asdict() | {"times": times})
+    return found
 
 
 def step_of_11(*words):
@@ -171,9 +175,11 @@ def step_of_15():
             result = ring_attention.ring_attention(*own, dist.group.WORLD, order)
             forward = len(sent), sum(sent)
             (result * weights[:, :, positions]).sum().backward()
-        pairs = [(result, expected), *((mine.grad, one.grad) for mine, one in zip(own, inputs, strict=True))]
+        off = most(result, expected[:, :, positions])
+        for mine, one in zip(own, inputs, strict=True):
+            off = max(off, most(mine.grad, one.grad[:, :, positions]))
         found[order] = {
-            "off": max(most(mine, one[:, :, positions]) for mine, one in pairs),
+            "off": off,
             "positions": positions.tolist(),
             "forward": forward,
             "sent": (len(sent), sum(sent)),
@@ -228,7 +234,8 @@ def layer_of_16(alike=False, **changed):
         return all_to_all_single(arrived, rows, received, to)
 
     layer.shard(init_device_mesh("cpu", (world_size,)))
-    batch, own = (slice(rank * n // world_size, (rank + 1) * n // world_size) for n in (4, 24))
+    batch = slice(rank * 4 // world_size, (rank + 1) * 4 // world_size)  # of the texts
+    own = slice(rank * 24 // world_size, (rank + 1) * 24 // world_size)  # of the tokens
     part = batch  # of the experts: there are as many as texts
     mine = x[batch].clone().requires_grad_()
     dist.all_to_all_single = counted
@@ -244,12 +251,19 @@ def layer_of_16(alike=False, **changed):
         "down": (layer.down.grad.to_local(), weights["down"].grad[part]),
         "load": (layer.load, load),
     }
-    leave, come = (mask[each].sum() - mask[own, part].sum() for each in (own, (slice(None), part)))
+    stay = mask[own, part].sum()
+    leave = int(mask[own].sum() - stay) * 8 * 4  # bytes
+    come = int(mask[:, part].sum() - stay) * 8 * 4
+    off = {}
+    sizes_of = {}
+    for name, (found, expected) in pairs.items():
+        off[name] = most(found, expected)
+        sizes_of[name] = expected.abs().max().item()
     return {
-        "off": {name: most(*pair) for name, pair in pairs.items()},
-        "sizes": {name: expected.abs().max().item() for name, (_, expected) in pairs.items()},
+        "off": off,
+        "sizes": sizes_of,
         "sent": sent,
-        "expected": [int(count) * 8 * 4 for count in (leave, come, leave, come)],
+        "expected": [leave, come, leave, come],
         "held": len(layer.up.to_local()),
         "dropped": int(24 * settings.experts_per_token - mask.sum()),
     }

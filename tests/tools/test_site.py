@@ -154,7 +154,11 @@ class Reader(browser.Page):
         rules = {"rules": {"heading-order": {"enabled": True}}}
         options = {"runOnly": list(only)} if only else {"runOnly": tags} | rules
         found = self.ask(f"axe.run(document, {json.dumps(options)}).then((result) => result.violations)")
-        return [f"{row['id']}: {node['html'][:200]}" for row in found for node in row["nodes"]]
+        lines = []
+        for row in found:
+            for node in row["nodes"]:
+                lines.append(f"{row['id']}: {node['html'][:200]}")
+        return lines
 
 
 def opened(request, out):
@@ -190,10 +194,15 @@ def test_a_small_site_is_built(once):
     assert crawl.problems(site) == []
     page = (site / "notebooks/04_ddp_torchrun.html").read_text()
     cells = json.loads((ROOT / SOME[1]).read_text())["cells"]
-    pictures = [output for cell in cells for output in cell.get("outputs", []) if "image/png" in str(output)]
-    assert page.count("<img") == len(pictures) >= 2
-    answers = sum("<summary>Answer" in "".join(cell["source"]) for cell in cells)
-    assert page.count("<summary>Answer") == answers and "minutes to read, " in page
+    pictures = 0
+    answers = 0
+    for cell in cells:
+        answers += "<summary>Answer" in "".join(cell["source"])
+        for output in cell.get("outputs", []):
+            pictures += "image/png" in str(output)
+    assert page.count("<img") == pictures >= 2
+    assert page.count("<summary>Answer") == answers
+    assert "minutes to read, " in page
     assert "\u2019" not in page, "who copies an option that the builder wrote with a long dash gets an error"
 
 
@@ -239,11 +248,12 @@ def test_the_home_page_starts_as_the_readme_does():
     for address in ("", ADDRESS):
         shown = re.findall(r"(?ms)^```sh\n(.*?)^```", home.first_minutes(address))
         readme = re.findall(r"(?ms)^```sh\n(.*?)^```", (ROOT / "README.md").read_text())
-        clone = [diffs.clone(address).removeprefix("```sh\n").removesuffix("```\n")] if address else []
-        assert (
-            shown == clone + [text for text in readme if "git clone" not in text][: len(shown) - len(clone)]
-        )
-        assert any("whl/cpu" in text for text in shown) and shown[-1] == "make run\n"
+        after_clone = [text for text in readme if "git clone" not in text]
+        if address:
+            assert shown.pop(0) == diffs.clone(address).removeprefix("```sh\n").removesuffix("```\n")
+        assert shown == after_clone[: len(shown)]
+        assert any("whl/cpu" in text for text in shown)
+        assert shown[-1] == "make run\n"
 
 
 # ---- the diff of any lesson to any other ----
@@ -256,8 +266,11 @@ def rows(before, after):
     left, right = TEXTS[before], TEXTS[after]
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
     for kind, low, high, start, end in matcher.get_opcodes():
-        yield from (f"{' ' if kind == 'equal' else '-'}{line}" for line in left[low:high])
-        yield from (f"+{line}" for line in right[start:end] if kind != "equal")
+        for line in left[low:high]:
+            yield f" {line}" if kind == "equal" else f"-{line}"
+        if kind != "equal":
+            for line in right[start:end]:
+                yield f"+{line}"
 
 
 def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
@@ -268,12 +281,22 @@ def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
         if not before:
             assert lesson["because"] == [None] * len(lesson["lines"]) and not lesson["sentences"]
             continue
-        own = {number: why[1] for number, why in enumerate(lesson["because"]) if why and why[0] == position}
-        lines = list(rows(before, stem))
-        assert [TEXTS[stem][number] for number in own] == [line[1:] for line in lines if line[0] == "+"]
-        gone = [TEXTS[before][number] for number in lesson["gone"]]
-        assert gone == [line[1:] for line in lines if line[0] == "-"]
-        assert {*own.values(), *lesson["gone"].values()} == set(range(len(lesson["sentences"])))
+        told = set()  # the numbers of the sentences that a line has
+        signed = {"+": [], "-": [], " ": []}
+        for line in rows(before, stem):
+            signed[line[0]].append(line[1:])
+        added = []
+        for number, why in enumerate(lesson["because"]):
+            if why and why[0] == position:
+                added.append(TEXTS[stem][number])
+                told.add(why[1])
+        gone = []
+        for number, sentence in lesson["gone"].items():
+            gone.append(TEXTS[before][number])
+            told.add(sentence)
+        assert added == signed["+"]
+        assert gone == signed["-"]
+        assert told == set(range(len(lesson["sentences"])))
 
 
 def test_no_sentence_speaks_of_what_a_lesson_no_longer_has():
@@ -286,8 +309,10 @@ def test_no_sentence_speaks_of_what_a_lesson_no_longer_has():
     ]
     assert "<code>DataParallel</code>" in rows[position]["sentences"][number]
     for stem in lessons.STEMS[2:]:
-        told = [rows[why[0]]["sentences"][why[1]] for why in parts[stem]["because"] if why]
-        assert not any("<code>DataParallel</code>" in sentence for sentence in told), stem
+        for why in parts[stem]["because"]:
+            if why:
+                position, number = why
+                assert "<code>DataParallel</code>" not in rows[position]["sentences"][number], stem
     kept = [why for why in parts["05_snapshots"]["because"] if why and why[0] < 4]
     assert len(kept) > 20, "most sentences of earlier lessons are still true"
 
@@ -349,15 +374,23 @@ def test_the_page_draws_the_diffs_that_python_makes(page, count):
         head = f"{one('#widget th')}.textContent"
         page.until(f"{head} == '{before}.py to {after}.py'", f"the diff from {before} to {after}")
         lines = page.ask(SHOWN)
-        assert [line[1:] for line in lines if line[0] != "+"] == TEXTS[before]
-        assert [line[1:] for line in lines if line[0] != "-"] == TEXTS[after]
-        old, new = zip(*page.ask(numbers), strict=True)  # two columns: where a line is in each of the files
-        assert list(filter(None, old)) == [str(at) for at, _ in enumerate(TEXTS[before], 1)]
-        assert list(filter(None, new)) == [str(at) for at, _ in enumerate(TEXTS[after], 1)]
-        signs = {(True, True): " ", (True, False): "-", (False, True): "+"}
-        assert [signs[bool(a), bool(b)] for a, b in zip(old, new, strict=True)] == [line[0] for line in lines]
-        same = [line for line in rows(*sorted((before, after))) if line[0] == " "]
-        assert [line for line in lines if line[0] == " "] == same, (before, after)
+        left = []
+        right = []
+        same = []
+        # Two columns: where the line is in each of the two files.
+        for line, (old, new) in zip(lines, page.ask(numbers), strict=True):
+            sign, text = line[0], line[1:]
+            if sign != "+":
+                left.append(text)
+            if sign != "-":
+                right.append(text)
+            if sign == " ":
+                same.append(line)
+            assert old == (str(len(left)) if sign != "+" else "")
+            assert new == (str(len(right)) if sign != "-" else "")
+        assert left == TEXTS[before]
+        assert right == TEXTS[after]
+        assert same == [line for line in rows(*sorted((before, after))) if line[0] == " "], (before, after)
         assert before > after or lines == list(rows(before, after))
 
 
@@ -457,9 +490,12 @@ def test_keys_turn_pages_and_search_and_open_the_menu_and_scroll_what_is_wide(pa
 def test_every_link_of_the_whole_site_leads_somewhere(whole):
     site = whole / "site"
     assert crawl.problems(site) == []
-    pages = [f"lessons/pages/{lesson.page.stem}.html" for lesson in lessons.LESSONS]
-    pages += [f"notebooks/{row.stem}.html" for lesson in lessons.LESSONS for row in lesson.notebooks]
-    assert [name for name in (*pages, *KINDS) if not (site / name).exists()] == []
+    pages = list(KINDS)
+    for lesson in lessons.LESSONS:
+        pages.append(f"lessons/pages/{lesson.page.stem}.html")
+        for notebook in lesson.notebooks:
+            pages.append(f"notebooks/{notebook.stem}.html")
+    assert [name for name in pages if not (site / name).exists()] == []
 
 
 # All that is folded, and what the page then does in a frame or two.
@@ -478,7 +514,10 @@ def test_every_page_opens_and_everybody_can_read_it(whole, page_of_the_whole, pa
     needs(AXE.exists(), "axe-core")
     page, site, found = page_of_the_whole, whole / "site", []
     listed = {*crawl.Page((site / "index.html").read_text()).links, *KINDS}
-    for path in [site / name for name in KINDS] if part == "kinds" else sorted(site.rglob("*.html"))[part::4]:
+    paths = [site / name for name in KINDS]
+    if part != "kinds":
+        paths = sorted(site.rglob("*.html"))[part::4]
+    for path in paths:
         name = str(path.relative_to(site))
         page.set_viewport(1280)
         page.open(name)
