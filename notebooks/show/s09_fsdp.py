@@ -40,13 +40,13 @@ def draw_step():
     axes = canvas(5, 5.4, down=14.2)
     moments = ["between steps", "forward", "after forward", "backward", "after backward"]
     held_then = [
-        ("its shard", "weights, momentum"),
+        ("its shard", "weights, momentum, gradient"),
         ("whole layer", "computes"),
         ("its shard", "weights, momentum"),
         ("whole layer", "whole gradient"),
         ("its shard", "weights, momentum, gradient"),
     ]
-    then = ["all-gather", "reshard", "all-gather", "reduce-scatter"]
+    then = ["all-gather", "reshard\nzero_grad", "all-gather", "reduce-scatter"]
     for rank, left in ((0, 0.1), (1, 8.3)):
         middle = left + 3.8
         axes.text(
@@ -59,16 +59,16 @@ def draw_step():
         axes.text(8, 13.3 - 2.75 * number, moment, weight="bold", size=10, ha="center", va="center")
     for number, words in enumerate(then):
         bottom = 11.2 - 2.75 * number
-        ink = INK if words == "reshard" else RED_INK
+        ink = INK if words.startswith("reshard") else RED_INK
         arrow(axes, (0.8, bottom - 0.05), (0.8, bottom - 1.15))
         axes.text(1.2, bottom - 0.6, words, size=9, va="center", ha="left", color=ink)
         arrow(axes, (15.2, bottom - 0.05), (15.2, bottom - 1.15))
         axes.text(14.8, bottom - 0.6, words, size=9, va="center", ha="right", color=ink)
     picture(
-        "One layer on two processes during a step. Between steps each has its shard of weights and "
-        "momentum. An all-gather makes the layer whole for the forward pass, then it is resharded; a second "
-        "all-gather makes it whole for the backward pass; a reduce-scatter leaves each its shard of the "
-        "gradient."
+        "One layer on two processes during a step. Between steps each has its shard of the weights, the "
+        "momentum and the gradient. An all-gather makes the layer whole for the forward pass, then it is "
+        "resharded, and zero_grad deletes the old gradient; a second all-gather makes the layer whole for "
+        "the backward pass; a reduce-scatter leaves each its shard of the new gradient."
     )
 
 
@@ -93,10 +93,16 @@ def draw_checkpoint(files, rows_of_readers):
     axes.text(8, 0.2, "each line: a row that a process reads", ha="center", size=9.5)
     written = " ".join(map(str, files.values()))
     read = " ".join(map(str, rows_of_readers))
+    files_of_reader = {}
+    for (writer, _), (reader, _) in zip(left, right, strict=True):
+        files_of_reader.setdefault(reader, set()).add(writer)
+    sources = []
+    for reader, writers in files_of_reader.items():
+        sources.append(f"Rank {reader} reads from {len(writers)} of the files.")
     picture(
         f"The {len(left)} rows of the last layer. On the left they lie in {len(files)} files with {written} "
         f"rows. On the right are {len(rows_of_readers)} processes, which read {read} rows. A line leads "
-        "from each row in a file to the process that reads it: a process reads from one file or from two."
+        f"from each row in a file to the process that reads it. {' '.join(sources)}"
     )
 
 
@@ -159,7 +165,7 @@ def draw_held(parameters, measured):
             axes.plot(place, sum(sizes) / 1000, "o", color=RANKS[rank], mec=DARK, mew=0.6, ms=6)
     axes.set_xticks((1, 2, 3, 4), ["\n1 process", "\n2 processes", "\n3 processes", "\n4 processes"])
     axes.tick_params(axis="x", length=0)
-    axes.set(xlabel="above: ZeRO's stage", ylabel="kB on each process")
+    axes.set(xlabel="upper row of numbers: ZeRO's stage", ylabel="kB on each process")
     # A legend is filled column by column: a kind above, a rank below. Above rank 3 nothing is left to name.
     handles, names = [], []
     for rank, (kind, words) in enumerate(zip([*KINDS, None], MEASURED, strict=True)):
@@ -278,36 +284,44 @@ def draw_saving(diaries):
 
 
 def draw_gathered(places):
-    """What rank 0 of two ranks has in memory at each place of a step: a column for each layer."""
+    """What rank 0 of two ranks has in memory at each place of a later step: a column for each layer."""
     moments = [place for place, _ in places[1:]]  # without "before"
     layers = [place.removeprefix("forward ") for place in moments if place.startswith("forward ")]
-    axes = plt.subplots(figsize=(4.8, 4.6))[1]
+    heights = []
+    for row, moment in enumerate(moments):
+        gap = 0 if moment.startswith("forward ") else 0.55  # for zero_grad, between forward and backward
+        heights.append(-row - gap)
+    zero_grad = -len(layers) + 0.2
+    axes = plt.subplots(figsize=(4.8, 4.9))[1]
     for column, layer in enumerate(layers):
         is_done = False
-        for row, moment in enumerate(moments):
+        for moment, y in zip(moments, heights, strict=True):
             is_whole = moment.endswith(layer)
+            is_forward = moment.startswith("forward ")
             is_backward = moment == f"backward {layer}"
             is_done = is_done or is_backward
-            draw_half(axes, column, -row, BLUE, True)
-            draw_half(axes, column + 0.42, -row, ORANGE, is_whole)
-            draw_half(axes, column, -row - 0.36, BLUE, is_done, "////")
-            draw_half(axes, column + 0.42, -row - 0.36, ORANGE, is_backward, "////")
-    axes.set_yticks([-row for row in range(len(moments))], moments)
+            draw_half(axes, column, y, BLUE, True)
+            draw_half(axes, column + 0.42, y, ORANGE, is_whole)
+            draw_half(axes, column, y - 0.36, BLUE, is_forward or is_done, "////")
+            draw_half(axes, column + 0.42, y - 0.36, ORANGE, is_backward, "////")
+    axes.plot((0, len(layers) - 0.16), (zero_grad, zero_grad), color=GREY, ls="--", lw=1)
+    axes.set_yticks([*heights, zero_grad], [*moments, "zero_grad"])
     axes.set_xticks([column + 0.42 for column in range(len(layers))], layers)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set(xlim=(-0.1, len(layers)), ylim=(-len(moments) + 0.5, 0.5))
+    axes.set(xlim=(-0.1, len(layers)), ylim=(heights[-1] - 0.5, 0.5))
     looks = {"its shard": (BLUE, None), "the other rank's": (ORANGE, None), "gradient": (GREY, "////")}
     handles = []
     for colour, hatch in looks.values():
         handles.append(plt.Rectangle((0, 0), 1, 1, facecolor=tile(colour, 0.6), hatch=hatch, edgecolor=GREY))
     axes.figure.legend(handles, list(looks), loc="outside lower center", ncols=3, columnspacing=1)
     picture(
-        "The memory of rank 0 of two ranks during a step. It always has its shard of the weights of each "
-        "layer. The other rank's shard is there only while the layer computes: in turn forward, from "
-        f"{layers[0]} to {layers[-1]}, and back. The gradient of a layer is whole in its backward pass, then "
-        "rank 0 keeps its shard."
+        "The memory of rank 0 of two ranks during the second step or a later one. It always has its shard "
+        "of the weights of each layer. The other rank's shard is there only while the layer computes: in "
+        f"turn forward, from {layers[0]} to {layers[-1]}, and back. Rank 0's shards of the last step's "
+        "gradients are there during the forward pass, until zero_grad deletes them. The new gradient of a "
+        "layer is whole in its backward pass, then rank 0 keeps its shard."
     )
 
 
