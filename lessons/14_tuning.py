@@ -16,35 +16,35 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, RandomSampler
 
 import workload
-from parts import tuning  # this module is the other half of the lesson
-from parts.tuning import optuna
+from parts import search_options, search_results, shared_search
+from parts.shared_search import optuna
 
 
 def search(arguments):
     device = workload.pick_device()
     torch.set_num_threads(1)  # with more threads, workers would compete for cores
     train_set, test_set = workload.load_images(arguments, device)
-    train_set, validation_set = tuning.split(train_set, arguments)
-    study = tuning.open_study(arguments)
+    train_set, validation_set = search_options.split_images(train_set, arguments)
+    study = shared_search.open_study(arguments)
 
-    while trial := tuning.next_trial(study, arguments):
+    while trial := shared_search.next_trial(study, arguments):
         try:
             accuracy = train(study, trial, train_set, validation_set, device, arguments)
             study.tell(trial, accuracy, skip_if_finished=True)
         except optuna.TrialPruned:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED, skip_if_finished=True)
-        except tuning.OutOfBudget:
+        except shared_search.OutOfBudget:
             study.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
         except optuna.exceptions.UpdateFinishedTrialError:
             pass  # this worker was silent for too long, so another one marked the trial as lost
-        tuning.show_trial(study, trial.number)
+        search_results.show_trial(study, trial.number)
 
-    best = tuning.find_best(study, arguments)
-    if tuning.is_first_to_test(arguments):  # test only once, so that no decision depends on the test images
+    best = search_results.find_best(study, arguments)
+    if search_results.is_first_to_test(arguments):  # test once, so no decision depends on the test images
         model = workload.ConvNet(test_set.images.shape[1:], arguments.width).to(device)
-        model.load_state_dict(torch.load(tuning.weights_of(arguments, best.number)))
+        model.load_state_dict(torch.load(shared_search.weights_of(arguments, best.number)))
         correct = count_correct(model, test_set, device)
-        tuning.finish(study, best, correct.item() / len(test_set), arguments)
+        search_results.finish(study, best, correct.item() / len(test_set), arguments)
 
 
 def train(study, trial, train_set, validation_set, device, arguments):
@@ -70,19 +70,19 @@ def train(study, trial, train_set, validation_set, device, arguments):
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach()
-            tuning.beat(study, trial, arguments)  # other workers mark a silent worker's trial as lost
+            shared_search.beat(study, trial, arguments)  # other workers mark a silent worker's trial as lost
         scheduler.step()
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
 
         accuracy = count_correct(model, validation_set, device).item() / len(validation_set)
         speed = len(train_loader) * size / seconds
-        tuning.report(trial, epoch, mean_loss, accuracy, speed)
+        shared_search.report(trial, epoch, mean_loss, accuracy, speed)
         if epoch < arguments.epochs and trial.should_prune():
             raise optuna.TrialPruned  # at least half of the completed trials were better at this epoch
 
     # Move the model to the CPU first: a machine without a GPU can load GPU tensors only with map_location.
-    torch.save(model.cpu().state_dict(), tuning.weights_of(arguments, trial.number))
+    torch.save(model.cpu().state_dict(), shared_search.weights_of(arguments, trial.number))
     return accuracy
 
 
@@ -97,7 +97,7 @@ def count_correct(model, test_set, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    tuning.options(parser)
+    search_options.add(parser)
     arguments = parser.parse_args()
-    tuning.check(arguments)
+    search_options.check(arguments)
     search(arguments)

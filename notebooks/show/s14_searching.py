@@ -5,7 +5,7 @@ import math
 
 import matplotlib.pyplot as plt
 
-from parts import tuning
+from parts import shared_search
 from show.pictures import BLUE, DARK, GREY, INK, PAPER, RED, SKY, YELLOW, arrow, box, canvas, picture, tile
 from show.rank_inks import RED_INK
 
@@ -40,7 +40,7 @@ def draw_trials(study):
     for trial in study.trials:
         accuracy = 100 * trial.intermediate_values[trial.last_step]
         area = area_of(trial.params["batch_size"])
-        if tuning.outcome(trial) == "pruned":
+        if shared_search.outcome(trial) == "pruned":
             axes.scatter(trial.params["lr"], accuracy, s=area, c=RED, marker="x", lw=1.8)
         else:
             axes.scatter(trial.params["lr"], accuracy, s=area, color=SKY, edgecolor=GREY, lw=0.8)
@@ -65,7 +65,7 @@ def draw_trials(study):
     axes.set(xscale="log", xlabel="learning rate", ylabel="% of the validation images", ylim=(0, 90))
     axes.set_xticks([0.003, 0.01, 0.03, 0.1, 0.3], ["0.003", "0.01", "0.03", "0.1", "0.3"])
     axes.minorticks_off()
-    ended = tuning.count_outcomes(study)["pruned"]
+    ended = shared_search.count_outcomes(study)["pruned"]
     picture(
         f"{len(study.trials)} trials by learning rate (logarithmic) and validation accuracy; a larger mark "
         f"is a larger batch size. {ended} crosses were pruned. The best trial has learning rate "
@@ -138,7 +138,7 @@ def draw_workers(trials, again, killed_at):
         row = rows.setdefault(name, -len(rows))
         begin = trial.datetime_start.timestamp() - zero
         end = trial.datetime_complete.timestamp() - zero
-        if tuning.outcome(trial) == "lost":
+        if shared_search.outcome(trial) == "lost":
             draw_bar(axes, row, begin, killed, "killed", trial.number)
             draw_bar(axes, row, killed, end, "silent", "")
             lost_row, marked = row, end
@@ -146,7 +146,7 @@ def draw_workers(trials, again, killed_at):
         elif trial is again:
             draw_bar(axes, row, begin, end, "tried again", trial.number)
         else:
-            draw_bar(axes, row, begin, end, tuning.outcome(trial), trial.number)
+            draw_bar(axes, row, begin, end, shared_search.outcome(trial), trial.number)
     axes.plot(killed, lost_row + 0.5, "v", color=RED, ms=9)
     axes.text(killed + 0.12, lost_row + 0.52, "SIGKILL", va="center", color=RED_INK, size=10)
     axes.plot(marked, lost_row + 0.5, "v", color=GREY, ms=9)

@@ -309,26 +309,27 @@ SENTENCES = {
         "- You will see one line per epoch": "The docstring of lesson 01 describes its output.",
         "+ You will see one line per trial": "The docstring of lesson 14 says how workers join the search, "
         "and what a killed worker costs.",
-        "from parts import tuning": "The journal, the budget and the plot are in a separate file.",
+        "from parts import search_options": "The options, the search that the workers share, and the results "
+        "are in separate files.",
         "+ def search": "Each worker calls `search`, which keeps some training images for validation. Then "
         "it creates the search, or joins the existing one.",
         "+ while trial": "As long as there are trials, the worker trains one and tells the journal how it "
         "ended: complete, pruned or out of budget.",
         "+ except optuna.exceptions": "If the worker sent no heartbeat for too long, another worker has "
         "marked its trial as lost, so the worker drops the trial.",
-        "+ best = tuning": "The first worker that runs out of trials tests the best model. The test images "
-        "are read only here.",
+        "+ best = search_results": "The first worker that runs out of trials tests the best model. The test "
+        "images are read only here.",
         "+ def train(study": "`train` is lesson 01's, but the trial suggests the learning rate and the "
         "batch size.",
         "- size = arguments": "`train` no longer uses test images.",
         "- optimizer = torch": "The optimizer uses the learning rate that the trial suggested.",
-        "tuning.beat": "At each step, the worker may write a heartbeat and check the budget.",
+        "shared_search.beat": "At each step, the worker may write a heartbeat and check the budget.",
         "should_prune": "The accuracy is measured on validation images. It goes into the journal, and "
         "Optuna compares it with earlier trials.",
         "+ torch.save(model": "Each trial saves its own weights.",
         "+ def count_correct(model, test_set": "The same function counts correct answers on validation "
         "images and on test images.",
-        "tuning.options(parser)": "This lesson has its own options and checks.",
+        "search_options.add(parser)": "This lesson has its own options and checks.",
     },
     "15_context_parallel": {
         "grown from lesson 13": "The command. Two processes are enough for a ring.",

@@ -197,10 +197,10 @@ def inside(needs_optuna, tmp_path, monkeypatch):
 
     def inside(*options):
         parser = workload.parser(f"{STEM}.py", "")
-        lesson.tuning.options(parser)
+        lesson.search_options.add(parser)
         words = [str(word) for word in (*SMALL, "--out", tmp_path / "out", *options)]
         arguments = parser.parse_args(words)
-        lesson.tuning.check(arguments)
+        lesson.search_options.check(arguments)
         return lesson, arguments
 
     return inside
@@ -226,10 +226,10 @@ def test_test_images_are_read_once_and_after_all_trials(inside, monkeypatch):
 def test_a_trial_that_kills_its_workers_is_tried_twice_and_no_more(inside):
     lesson, arguments = inside()
     arguments.time_limit = 0
-    study = lesson.optuna.create_study(sampler=lesson.tuning.ByNumber(0))
+    study = lesson.optuna.create_study(sampler=lesson.shared_search.ByNumber(0))
     for _ in range(2):
         study.ask().suggest_float("lr", 0.1, 1)
-        lesson.tuning.mark_the_lost(study, arguments)
+        lesson.shared_search.mark_the_lost(study, arguments)
     states = [(trial.state.name, trial.user_attrs.get("again")) for trial in study.trials]
     assert states == [("FAIL", None), ("FAIL", 0)]
     assert study.trials[0].params == study.trials[1].params
@@ -310,7 +310,7 @@ def test_a_worker_that_was_only_slow_drops_its_trial_and_goes_on(begin, tmp_path
 def test_the_lock_of_a_worker_that_died_while_it_wrote_is_free(inside):
     lesson, arguments = inside()
     path = arguments.out / f"{STEM}.journal"
-    lock = lesson.tuning.Lock(path)
+    lock = lesson.shared_search.Lock(path)
     lock.acquire()
     assert not is_free(path)
     lock.release()
@@ -321,7 +321,7 @@ def test_the_lock_of_a_worker_that_died_while_it_wrote_is_free(inside):
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     assert is_free(path)
-    lesson.tuning.open_study(arguments).ask()  # writes
+    lesson.shared_search.open_study(arguments).ask()  # writes
 
 
 # ---- what it refuses ----
