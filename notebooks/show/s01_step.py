@@ -8,17 +8,27 @@ from show.rank_inks import RED_INK
 
 def draw_one_process(parameters):
     """Who does what in lesson 01."""
-    axes = canvas(3.8, 4, across=10, down=10.5)
-    box(axes, 0.4, 8.2, 9.2, 2, "images", "12,000 to train on, 2,000 to test on", GREY)
-    arrow(axes, (5, 8.1), (5, 6.9), "120 at a time", at=(1.9, -0.25))
-    axes.add_patch(plt.Rectangle((0.2, 0.2), 9.6, 6.6, fill=False, edgecolor=BLUE, lw=1.5))
-    axes.text(5, 6.2, "process 0", ha="center", va="center", weight="bold")
-    model = f"model: {parameters:,} parameters\ngradients\noptimizer: momentum"
-    box(axes, 0.7, 3.0, 8.6, 2.7, "device: GPU 0, or the CPU", model, SKY)
-    box(axes, 0.7, 0.5, 8.6, 2.2, "files", "a line for each epoch (.jsonl)\nthe weights (.pt)", GREEN)
+    axes = canvas(3.8, 4.7, across=10, down=12.4)
+    box(axes, 0.2, 10.3, 9.6, 1.9, "images", "12,000 to train on, 2,000 to test on", GREY)
+    arrow(axes, (5, 10.2), (5, 9.0), "120 at a time", at=(1.9, -0.25))
+    axes.add_patch(plt.Rectangle((0.2, 3.5), 9.6, 5.4, fill=False, edgecolor=BLUE, lw=1.5))
+    axes.text(5, 8.35, "process 0", ha="center", va="center", weight="bold")
+    box(axes, 0.6, 3.8, 8.8, 4.0, "device: GPU 0, or the CPU", " ", SKY)
+    held = (
+        f"model: {parameters:,} parameters",
+        "gradients: one for each parameter",
+        "optimizer: momentum of each parameter",
+    )
+    for number, words in enumerate(held):
+        bottom = 6.0 - 1.0 * number
+        axes.add_patch(plt.Rectangle((0.9, bottom), 8.2, 0.85, facecolor=tile(SKY, 0.5), edgecolor=SKY))
+        axes.text(5, bottom + 0.4, words, ha="center", va="center", size=9, color=DARK)
+    arrow(axes, (5, 3.4), (5, 2.5), "writes", at=(1.2, -0.25))
+    box(axes, 0.2, 0.2, 9.6, 2.2, "files", "a line for each epoch (.jsonl)\nthe weights (.pt)", GREEN)
     picture(
-        "14,000 images go into one process, 120 at a time. The process has one device, with the model of "
-        f"{parameters:,} parameters, its gradients and the optimizer. It writes the curve and the weights."
+        "14,000 images go into one process, 120 at a time. The process has one device, with three things of "
+        f"the same size: the model of {parameters:,} parameters, its gradients and the optimizer's momentum. "
+        "It writes two files, which are outside the process: the curve and the weights."
     )
 
 

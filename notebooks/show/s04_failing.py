@@ -38,15 +38,15 @@ def draw_two_machines(machines=2, gpus=4):
 LOOKS = {
     "step 1": (GREEN, None),
     "other work": (GREY, None),
-    "waits for rank 1": (RED, "...."),
+    "waits": (RED, "...."),
     "hangs": (RED, "////"),
 }
 
 
 def draw_life(axes, row, rank, parts):
-    """What a rank does, in a row: (begin, end, what) for each part."""
+    """What a rank does, in a row: (begin, end, what, words) for each part."""
     axes.text(-0.25, row, f"rank {rank}", ha="right", va="center", color=INK_OF_RANK[rank], weight="bold")
-    for begin, end, what in parts:
+    for begin, end, what, words in parts:
         colour, hatch = LOOKS[what]
         axes.barh(
             row,
@@ -58,47 +58,50 @@ def draw_life(axes, row, rank, parts):
             edgecolor="white",
             lw=0,
         )
-        if end - begin > 1:
+        if words:
             ground = {"facecolor": tile(colour, 0.5), "edgecolor": "none", "pad": 1.5}
             axes.text(
-                (begin + end) / 2, row, what, ha="center", va="center", color=DARK, size=9.5, bbox=ground
+                (begin + end) / 2, row, words, ha="center", va="center", color=DARK, size=9.5, bbox=ground
             )
     axes.barh(row, parts[-1][1] - parts[0][0], height=0.62, facecolor="none", edgecolor=RANKS[rank], lw=1.5)
 
 
 def draw_failures(busy, timeout):
-    """Rank 1 fails after step 1: in the upper half it raises an error, in the lower half it hangs."""
-    begin, stop = 0.7, 0.5  # step 1 ends; torchrun stops a rank so soon after the other has failed
+    """Rank 1 fails after step 1: in the upper half it raises an error, in the lower half it hangs.
+    Step 1 and torchrun's reaction are drawn wider than they are, or nobody would see them."""
+    begin, stop = 0.9, 0.7
     end = begin + busy + timeout
-    _, both = plt.subplots(2, 1, figsize=(5, 4.6), sharex=True)
+    figure, both = plt.subplots(2, 1, figsize=(5, 4.6), sharex=True)
     raises, hangs = both
 
     raises.set_title("rank 1 raises an error")
-    draw_life(raises, 1, 0, [(0, begin, "step 1"), (begin, begin + stop, "other work")])
-    draw_life(raises, 0, 1, [(0, begin, "step 1")])
+    first = (0, begin, "step 1", "")
+    draw_life(raises, 1, 0, [first, (begin, begin + stop, "other work", "")])
+    draw_life(raises, 0, 1, [first])
     raises.plot(begin, 0, "x", color=RED, ms=11, mew=3)
     raises.text(begin + 0.4, 0, "OSError: the true cause", va="center", color=RED_INK)
     raises.plot(begin + stop, 1, "s", color=INK, ms=8)
     raises.text(begin + stop + 0.4, 1, "stopped by torchrun (SIGTERM)", va="center")
 
     hangs.set_title("rank 1 hangs")
-    draw_life(
-        hangs,
-        1,
-        0,
-        [(0, begin, "step 1"), (begin, begin + busy, "other work"), (begin + busy, end, "waits for rank 1")],
-    )
-    draw_life(hangs, 0, 1, [(0, begin, "step 1"), (begin, end + stop, "hangs")])
+    works = (begin, begin + busy, "other work", f"other work, {busy} s")
+    waits = (begin + busy, end, "waits", f"waits for rank 1, {timeout} s")
+    draw_life(hangs, 1, 0, [first, works, waits])
+    draw_life(hangs, 0, 1, [first, (begin, end + stop, "hangs", "hangs")])
     hangs.plot(end, 1, "x", color=RED, ms=11, mew=3)
     hangs.text(end, 1.55, "Timed out: only a consequence", ha="right", va="center", color=RED_INK)
     hangs.plot(end + stop, 0, "s", color=INK, ms=8)
     hangs.text(end + stop, -0.6, "stopped by torchrun (SIGTERM)", ha="right", va="center")
 
     for axes in both:
-        axes.text(0, 1.55, "step 1", ha="left", va="center", size=9.5)
-        axes.set(ylim=(-0.9, 1.9), xlim=(-0.1, end + 1.2), yticks=[])
+        axes.set(ylim=(-0.9, 1.9), xlim=(-0.1, end + 1.2), xticks=[], yticks=[])
         axes.spines["left"].set_visible(False)
-    hangs.set_xlabel("seconds")
+    marks = []
+    for what in ("step 1", "other work"):
+        marks.append(plt.Rectangle((0, 0), 1, 1, facecolor=tile(LOOKS[what][0], 0.5)))
+    names = ["step 1", "rank 0's other work"]
+    figure.legend(marks, names, loc="outside upper center", ncols=2, handlelength=1)
+    hangs.set_xlabel("time (drawn, not measured)")
     picture(
         "Two timelines of ranks 0 and 1. Above, rank 1 raises an OSError after step 1, and torchrun stops "
         f"rank 0 at once. Below, rank 1 hangs after step 1: rank 0 does {busy} seconds of other work, waits "
