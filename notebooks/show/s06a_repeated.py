@@ -133,6 +133,7 @@ def draw_skipping(steps=16, done=6):
 def draw_order(names="abc"):
     """Three processes add up a bucket of three gradients: the place decides with whose value a sum begins."""
     axes = canvas(5, 4.4, across=16, down=12.4)
+    axes.set_xlim(-0.15, 16.15)  # or the outer edges of the first and the last box would be cut
     rows = {"first step: initial bucket": ["w1", "w2", "w3"], "from step 2 on: rebuilt": ["w3", "w2", "w1"]}
     sums = []
     for (title, bucket), bottom in zip(rows.items(), (6.6, 0.2), strict=True):
@@ -158,7 +159,7 @@ def draw_order(names="abc"):
             for turn, name in enumerate(order):
                 x = left + 0.9 + 1.6 * turn
                 rank = names.index(name)
-                axes.add_patch(plt.Circle((x, bottom + 1.2), 0.55, facecolor=tile(RANKS[rank], 0.55), lw=0))
+                axes.plot(x, bottom + 1.2, "o", color=tile(RANKS[rank], 0.55), ms=25, mew=0)
                 axes.text(x, bottom + 1.15, name, ha="center", va="center", size=10, color=DARK)
                 if turn:
                     axes.text(x - 0.8, bottom + 1.15, "+", ha="center", va="center", size=10)

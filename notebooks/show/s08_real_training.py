@@ -19,29 +19,32 @@ def draw_heads(axes, height):
 
 def draw_duties():
     """The parts of the pipeline in two processes, and what they tell each other."""
-    axes = canvas(5, 5.6, down=14.6)
-    draw_heads(axes, 14.2)
+    axes = canvas(5, 6.4, down=16.7)
+    draw_heads(axes, 16.3)
     duties = (
-        ("images", "its part of the batch", None),
-        ("augment", "by seed, epoch, index", None),
-        ("forward", "batch norm", "means,\nvariances"),
-        ("backward", "gradients", "DDP:\naverage"),
-        ("optimizer", "rate by formula", None),
-        ("validate", "its part of the images", "right\nanswers"),
-        ("best? stop?", "by the sum of all", None),
+        ("images", "its part of the batch", []),
+        ("augment", "by seed, epoch, index", []),
+        ("forward", "batch norm", ["means,\nvariances"]),
+        ("backward", "batch norm\n\nall gradients", ["their\ngradients", "DDP:\naverage"]),
+        ("optimizer", "rate by formula", []),
+        ("validate", "its part of the images", ["right\nanswers"]),
+        ("best? stop?", "by the sum of all", []),
     )
-    for number, (part, duty, message) in enumerate(duties):
-        bottom = 12.2 - 2 * number
+    bottom = 16.0
+    for part, duty, messages in duties:
+        height = 3.2 if len(messages) == 2 else 1.6
+        bottom -= height + 0.4
         for rank, left in COLUMNS:
-            box(axes, left, bottom, 6.0, 1.6, part, duty, RANKS[rank])
-        if message:
-            arrow(axes, (6.2, bottom + 0.25), (9.8, bottom + 0.25), both=True, colour=RED)
-            axes.text(8, bottom + 1.1, message, ha="center", va="center", size=9, color=RED_INK)
+            box(axes, left, bottom, 6.0, height, part, duty, RANKS[rank])
+        for number, message in enumerate(messages):
+            place = bottom + height - 1.6 * (number + 1)
+            arrow(axes, (6.2, place + 0.25), (9.8, place + 0.25), both=True, colour=RED)
+            axes.text(8, place + 1.1, message, ha="center", va="center", size=9, color=RED_INK)
     picture(
         "Two processes, each with seven parts from top to bottom: images, augment, forward, backward, "
         "optimizer, validate, and the decision which epoch is best and whether to stop. Arrows join them at "
-        "forward (means and variances of batch norm), at backward (gradients) and at validate (right "
-        "answers)."
+        "forward (means and variances of batch norm), at backward (the gradients of these means and "
+        "variances, and the average of all gradients by DDP) and at validate (right answers)."
     )
 
 
