@@ -1,11 +1,37 @@
-"""Notebook 05: what the file of a snapshot holds while a new one is written, in place or with a rename."""
+"""Notebook 05: who writes and loads the snapshot, and what its file holds while a new one is written."""
 
 import matplotlib.pyplot as plt
 
-from show.pictures import DARK, GREEN, INK, RED, SKY, picture, tile
-from show.rank_inks import GREEN_INK, RED_INK
+from show.pictures import BLUE, DARK, GREEN, GREY, INK, RANKS, RED, SKY, arrow, box, canvas, picture, tile
+from show.rank_inks import GREEN_INK, INK_OF_RANK, RED_INK
 
 LOOKS = {"old": (SKY, None), "incomplete": (RED, "////"), "new": (GREEN, None)}
+
+
+def draw_who_does_what():
+    """torchrun and two processes, of which process 0 writes the snapshot and both load it."""
+    axes = canvas(5, 4.9, across=10, down=9.8)
+    box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun", "starts and watches both", GREY)
+    for rank, left in ((0, 0.1), (1, 6.7)):
+        box(axes, left, 5.4, 3.2, 1.9, f"process {rank}", "model, optimizer,\nits images", RANKS[rank])
+    arrow(axes, (3.2, 8.4), (1.9, 7.4))
+    arrow(axes, (6.8, 8.4), (8.1, 7.4))
+    arrow(axes, (3.4, 6.4), (6.6, 6.4), "gradients", both=True, size=9)
+    box(axes, 0.3, 3.1, 2.7, 1.1, "temporary file", colour=BLUE)
+    axes.patches[-1].set_linestyle("--")
+    box(axes, 0.1, 0.2, 3.2, 1.7, "snapshot", "complete,\nor not there", GREEN)
+    arrow(axes, (1.7, 5.3), (1.7, 4.3), colour=BLUE)
+    arrow(axes, (1.7, 3.0), (1.7, 2.0), colour=BLUE)
+    axes.text(0.9, 4.8, "1 write", ha="center", va="center", size=9, color=INK_OF_RANK[0])
+    axes.text(0.8, 2.5, "2 rename", ha="center", va="center", size=9, color=INK_OF_RANK[0])
+    arrow(axes, (3.4, 1.6), (7.6, 5.3), colour=GREEN)
+    arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
+    axes.text(4.7, 3.7, "3 load,\nat the start", size=9, color=GREEN_INK, ha="center")
+    picture(
+        "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, "
+        "process 0 writes a temporary file and renames it to be the snapshot. At the start, both processes "
+        "load the snapshot."
+    )
 
 
 def draw_file(axes, row, parts):
