@@ -241,7 +241,8 @@ def draw_kept(kept):
         axes.barh(-number, megabytes, color=colour, height=0.6)
         axes.text(megabytes, -number, f" {megabytes:.2f} MB", va="center", color=INK)
         labels.append(label)
-        words.append(f"{way} {megabytes:.2f} MB")
+        name = label.replace("\n", " ")
+        words.append(f"{name} {megabytes:.2f} MB")
     axes.set_yticks([0, -1, -2], labels)
     axes.set(xlabel="MB that rank 0 keeps for the backward pass", xlim=(0, 1.25 * kept["data"] / 1e6))
     picture(f"Kept for the backward pass by one process, without the weights: {', '.join(words)}.")
@@ -310,9 +311,10 @@ def draw_heads():
     axes.text(8.4, 0.2, "rank 0", ha="center", va="center", size=9)
     axes.text(24.9, 0.2, "rank 1", ha="center", va="center", size=9)
     picture(
-        "The 32 columns of the query matrix. On one process they are four heads of 8 columns. On two "
-        "processes, rank 0 holds heads 0 and 1, and rank 1 holds heads 2 and 3, each still of 8 columns. "
-        "With the mistake, each rank cuts its 16 columns into four heads of 4 columns: eight small heads."
+        "The 32 columns of the query matrix, with a short line between two columns. On one process they are "
+        "four heads of 8 columns. On two processes, rank 0 holds heads 0 and 1, and rank 1 holds heads 2 "
+        "and 3, each still of 8 columns. With the mistake, each rank cuts its 16 columns into four heads of "
+        "4 columns: eight small heads."
     )
 
 

@@ -163,12 +163,12 @@ def draw_losses(trained_on, held_back, characters):
     axes.plot(range(10, steps + 1, 10), held_back, color=RED, ls="-", marker="o", ms=3.5)
     axes.axhline(math.log(characters), color=GREY, ls="--")
     axes.text(steps, math.log(characters) + 0.1, f"guessing: log {characters}", ha="right", size=10)
-    axes.text(steps, held_back[-1] - 0.5, "limericks held back", ha="right", size=10, color=RED_INK)
-    axes.text(steps, trained_on[-1] + 0.25, "limericks that it trains on", ha="right", size=10)
+    axes.text(steps, held_back[-1] + 0.18, "limericks held back", ha="right", size=10, color=RED_INK)
+    axes.text(steps, trained_on[-1] + 0.75, "limericks that it trains on", ha="right", size=10)
     axes.annotate(
         f"lowest: {lowest:.2f}",
         (at, lowest),
-        xytext=(at + 6, lowest + 0.65),
+        xytext=(at - 12, lowest + 1),
         size=10,
         color=RED_INK,
         arrowprops={"arrowstyle": "-", "color": GREY},

@@ -73,7 +73,7 @@ def draw_ring(processes=4):
 
 
 def draw_work(measured):
-    """For each order, how long each rank works, and how long it then waits for the slowest rank."""
+    """For each order, how long each rank works, and how much less that is than the slowest rank's time."""
     _, panels = plt.subplots(2, 1, figsize=(4, 4.4), sharex=True)
     longest = 0
     for rank in measured:
@@ -98,7 +98,7 @@ def draw_work(measured):
         lists.append(", ".join(millions))
     picture(
         f"Attention on four ranks. In contiguous order, multiply-adds and CPU time rise from rank 0 to "
-        f"rank 3: {lists[0]} million. Dotted frames show how long ranks 0 to 2 wait for rank 3. In zigzag "
+        f"rank 3: {lists[0]} million. Dotted frames show how much longer the slowest rank works. In zigzag "
         f"order, the ranks have {lists[1]} million, the times are about equal, and the layer ends earlier."
     )
 

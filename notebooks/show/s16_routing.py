@@ -31,6 +31,10 @@ def draw_ways():
     )
 
 
+LEFT_OF_RANK = (0.2, 8.9)  # where the tokens of rank 0 and of rank 1 begin in the next picture
+WIDTH_OF_TOKEN = 0.74
+
+
 def draw_route(chosen):
     """The tokens of two ranks in each step of the layer's forward pass. `chosen` has, for each rank, the
     expert of each of its tokens."""
@@ -43,11 +47,9 @@ def draw_route(chosen):
     for first in (0, 2):
         arrived.append([token for token in tokens if token[1] in (first, first + 1)])
 
-    for rank, left in enumerate((0.2, 8.9)):
+    for rank, left in enumerate(LEFT_OF_RANK):
         words = f"rank {rank}: experts {2 * rank}, {2 * rank + 1}"
         axes.text(left, 18.3, words, weight="bold", size=10, color=readable(RANKS[rank]))
-        for bottom in (10.0, 5.6):
-            arrow(axes, (left + 1, bottom + 2.3), (left + 1, bottom))
     stages = (
         (16.2, "tokens in the order of the texts, with their experts' numbers", own),
         (13.0, "1  sorted by expert", ordered),
@@ -57,27 +59,48 @@ def draw_route(chosen):
     )
     for bottom, words, rows in stages:
         axes.text(0.2, bottom + 1.3, words, size=9)
-        draw_tokens(axes, 0.2, bottom, rows[0])
-        draw_tokens(axes, 8.9, bottom, rows[1])
-    for bottom in (10.0, 5.6):
-        arrow(axes, (4.2, bottom + 2.3), (11.8, bottom), colour=RED)
-        arrow(axes, (11.8, bottom + 2.3), (4.2, bottom), colour=RED)
-        axes.text(8, bottom + 2.0, "all-to-all", ha="center", va="center", size=9, color=readable(RED))
+        for left, row in zip(LEFT_OF_RANK, rows, strict=True):
+            draw_tokens(axes, left, bottom, row)
+
+    axes.text(6.75, 13.85, "2  counts", ha="center", va="center", size=9, color=readable(RED))
+    arrow(axes, (4.75, 13.3), (8.75, 13.3), colour=RED, both=True)
+    draw_all_to_all(axes, ordered, 12.95, arrived, 10.0)
+    draw_all_to_all(axes, arrived, 7.85, ordered, 5.6)
     lists = []
     for rank, experts in enumerate(chosen):
         digits = ", ".join(str(expert) for expert in experts)
         lists.append(f"rank {rank}'s tokens go to experts {digits}")
     picture(
-        f"A forward pass of the layer on two ranks: {'; '.join(lists)}. Each rank sorts its tokens. An "
-        "all-to-all brings them to the ranks of their experts, a second one brings the outputs back, and "
-        "each rank puts its outputs into the order of its texts."
+        f"A forward pass of the layer on two ranks: {'; '.join(lists)}. Each rank sorts its tokens, and the "
+        "ranks exchange their counts. An all-to-all brings the tokens to the ranks of their experts, a "
+        "second one brings the outputs back, and each rank puts its outputs into the order of its texts."
     )
+
+
+def draw_all_to_all(axes, before, top, after, bottom):
+    """An arrow for each group of tokens that go from a rank to a rank, red if these are two ranks."""
+    for sender, sent in enumerate(before):
+        for receiver, received in enumerate(after):
+            group = [token for token in sent if token in received]
+            if group:
+                start = middle_of(group, sent, LEFT_OF_RANK[sender])
+                end = middle_of(group, received, LEFT_OF_RANK[receiver])
+                colour = GREY if sender == receiver else RED
+                arrow(axes, (start, top), (end, bottom), colour=colour)
+    middle = (top + bottom) / 2
+    axes.text(6.2, middle + 0.95, "all-to-all", ha="center", va="center", size=9, color=readable(RED))
+
+
+def middle_of(group, row, left):
+    """Where the middle of a group of neighbours in a row of tokens is."""
+    first = row.index(group[0])
+    return left + WIDTH_OF_TOKEN * (first + len(group) / 2) - 0.03
 
 
 def draw_tokens(axes, left, bottom, tokens):
     """A square for each token, in the colour of its own rank, with the number of its expert."""
     for place, (rank, expert) in enumerate(tokens):
-        corner = left + 0.74 * place, bottom
+        corner = left + WIDTH_OF_TOKEN * place, bottom
         axes.add_patch(plt.Rectangle(corner, 0.68, 1, facecolor=tile(RANKS[rank], 0.55), edgecolor=GREY))
         middle = corner[0] + 0.34, bottom + 0.48
         axes.text(*middle, str(expert), ha="center", va="center", color=DARK, size=9)
@@ -127,11 +150,13 @@ def draw_bytes(counted, whole):
         axes.plot([], [], "o:", color=GREY, mfc="none", ms=12, lw=1)[0],
         axes.plot([], [], "o", color=GREY, ms=5)[0],
     ]
-    axes.figure.legend(handles, ["by the formula", "counted"], loc="outside lower center", ncols=2)
+    axes.figure.legend(
+        handles, ["by the formula, even share", "counted"], loc="outside lower center", ncols=2
+    )
     picture(
-        "MB that leave the average process in a step. By the formula it is none on one process, most on two, "
-        "and less on four and eight. Two experts per token double it. The counted bytes, on two and four "
-        "processes, lie inside the marks of the formula."
+        "MB that leave the average process in a step. By the formula for an even share it is none on one "
+        "process, most on two, and less on four and eight. Two experts per token double it. The counted "
+        "bytes, on two and four processes, lie inside the marks of the formula."
     )
 
 

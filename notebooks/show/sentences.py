@@ -354,11 +354,13 @@ SENTENCES = {
         "nn.Embedding(characters": "Lesson 13's embedding mixes each character with the three before it, "
         "which may be on a different process. This embedding treats each character separately.",
         "def shard": "`shard` no longer shards matrices by columns and rows.",
-        "+ def shard": "Instead it puts ring attention into each block. FSDP gets the whole mesh: it shards "
-        "over the last dimension, replicates over the first, and averages the gradients over both. This is "
-        "HSDP.",
+        "+ def shard": "The new `shard` also gets the ring's process group and the order of the positions. "
+        "FSDP no longer runs over `data` alone:",
         "- def make_plan": "The plan of lesson 11 is gone:",
         '- "blocks.*.attention.query"': "no matrix is sharded by columns or rows any more.",
+        "+ block.attention.attend": "Instead, the loop over the blocks puts ring attention into each block. "
+        "FSDP gets the whole mesh: it shards over the last dimension, replicates over the first, and "
+        "averages the gradients over both. This is HSDP.",
         "over all processes": "The loss is the mean over all processes, because each has different positions "
         "or different texts.",
         "+ def compare_orders": "A new function measures attention alone, in both orders:",
