@@ -1,9 +1,9 @@
-"""Notebook 06a: which steps a crash costs, what a resumed run skips, and in which order a sum is added."""
+"""Notebook 06a: what a crash repeats, what a snapshot gathers, and in which order a sum is added."""
 
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, DARK, GREEN, GREY, INK, RANKS, RED, SKY, arrow, canvas, picture, tile
-from show.rank_inks import GREEN_INK, RED_INK
+from show.pictures import BLUE, DARK, GREEN, GREY, INK, RANKS, RED, SKY, arrow, box, canvas, picture, tile
+from show.rank_inks import GREEN_INK, INK_OF_RANK, RED_INK
 
 
 def wait_for(running):
@@ -93,6 +93,41 @@ def draw_repeated(steps, every, killed_after):
     picture(
         f"A kill after step {killed_after} of the run, with {steps} steps in an epoch. {'; '.join(said)}. "
         "Steps that are lost are trained again; skipped steps are only loaded."
+    )
+
+
+def draw_processes(processes):
+    """What a snapshot gathers from the processes: {"random": state, "loss_sum": sum} of each rank."""
+    axes = canvas(5, 5, across=16, down=14.6)
+    width = 15.6 / len(processes)
+    sums = []
+    for rank, own in enumerate(processes):
+        left = 0.2 + width * rank
+        colour = RANKS[rank]
+        loss_sum = f"loss sum {float(own['loss_sum']):.2f}"
+        sums.append(loss_sum)
+        axes.text(left + width / 2, 14.0, f"rank {rank}", ha="center", weight="bold", color=INK_OF_RANK[rank])
+        for bottom, words in ((12.0, "random state"), (10.4, loss_sum)):
+            for place in (bottom, bottom - 8.9):
+                axes.add_patch(
+                    plt.Rectangle((left + 0.4, place), width - 0.8, 1.3, facecolor=tile(colour, 0.45), lw=0)
+                )
+                axes.text(
+                    left + width / 2, place + 0.62, words, ha="center", va="center", size=9.5, color=DARK
+                )
+        arrow(axes, (left + width / 2, 10.3), (left + width / 2, 9.3))
+    box(axes, 0.1, 7.8, 15.8, 1.4, "all_gather_object", colour=RED)
+    arrow(axes, (0.2 + width / 2, 7.7), (0.2 + width / 2, 6.9), colour=RANKS[0])
+    axes.text(0.7 + width / 2, 7.3, "rank 0 writes", va="center", size=9.5, color=INK_OF_RANK[0])
+    axes.add_patch(plt.Rectangle((0.1, 0.2), 15.8, 6.6, facecolor="none", edgecolor=GREEN, lw=1.5))
+    axes.text(8, 6.2, "snapshot", ha="center", va="center", weight="bold", color=GREEN_INK)
+    words = "model, optimizer, scheduler, epoch, step"
+    axes.text(8, 5.2, words, ha="center", va="center", size=9.5)
+    axes.text(8, 0.8, "processes", ha="center", va="center", size=9.5)
+    picture(
+        f"What a snapshot gathers. Each rank has its own random state and its own sum of losses "
+        f"({', '.join(sums)}). all_gather_object brings them together, and rank 0 writes them into the "
+        "snapshot, beside the model, the optimizer, the scheduler, the epoch and the step."
     )
 
 
