@@ -12,6 +12,13 @@ def copy_lessons(folder):
     )
 
 
+def copy_scripts(folder):
+    """The lessons, the tools, and the notebooks' copy of a lesson: all scripts that lessons.toml names."""
+    copy_lessons(folder / "lessons")
+    for name in ("tools", "notebooks/show"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 def lesson_with_a_bug(folder, stem, where, bug):
     """A copy of a lesson that does this before a step of epoch 2, on the ranks for which `where` holds."""
     copy_lessons(folder)

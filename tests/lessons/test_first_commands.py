@@ -4,14 +4,13 @@ table of lessons, in one clone, twice, and nothing is removed in between. Each d
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.changed_lessons import copy_lessons
+from tests.helpers.changed_lessons import copy_scripts
 from tools import lessons
 from tools.lessons import ROOT
 
@@ -58,8 +57,7 @@ def type_it(command, clone, code=0):
 
 @pytest.fixture
 def clone(tmp_path):
-    copy_lessons(tmp_path / "lessons")
-    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_scripts(tmp_path)
     (tmp_path / "tmp").mkdir()
     return tmp_path
 

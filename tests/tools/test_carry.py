@@ -2,21 +2,18 @@
 fit.
 """
 
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.helpers.changed_lessons import copy_lessons
-from tools.lessons import ROOT
+from tests.helpers.changed_lessons import copy_scripts
 
 
 @pytest.fixture
 def clone(tmp_path):
     """The lessons and the tools, committed."""
-    copy_lessons(tmp_path / "lessons")
-    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_scripts(tmp_path)
     for words in (
         ["init", "-q"],
         ["add", "."],
