@@ -192,7 +192,7 @@ def test_a_card_comes_first_on_its_page_and_is_tried_in_three_other_scripts(stem
     lesson = lessons.get(stem)
     text = lesson.page.read_text()
     command, ideas, copied = deck.read(text)
-    assert 5 <= len(copied) <= 28
+    assert 5 <= len(copied) <= 28, f"{stem}: the card has {len(copied)} lines to copy, not 5 to 28"
     ours = r"\b(workload|arguments|shared_search|search_options|search_results|parts\.)\b"
     assert not re.search(ours, "\n".join(copied).replace("parts.items", ""))
     typed, documented = command.replace("\\\n", " "), diffs.command(lesson.path).replace("\\\n", " ")

@@ -51,7 +51,10 @@ def test_a_lesson_has_the_number_the_title_and_the_origin_that_the_table_says():
         assert f"(lessons/pages/{lesson.page.name})" in README, lesson.stem
         named = re.search(r"grown from lesson (\d\d[a-z]?)", lesson.path.read_text().split('"""')[1])
         grown_from = lessons.get(lesson.grown_from) if lesson.grown_from else None
-        assert named[1] == grown_from.number if named else grown_from == before, lesson.stem
+        if named:
+            assert named[1] == grown_from.number, f"{lesson.path}: the docstring and its row differ"
+        else:
+            assert grown_from == before, f"{lesson.path}: the docstring must say 'grown from lesson NN'"
 
 
 def test_the_readme_can_be_read_in_five_minutes():
