@@ -26,7 +26,7 @@ def draw_search():
     box(axes, 0.1, 0.1, 15.8, 6.1, "the journal, a file", " ", SKY, size=10)
     lines = ["trial 0   worker 0   complete", "trial 1   worker 1   running", "trial 2   worker 0   running"]
     for number, line in enumerate(lines):
-        axes.text(8, 4 - 1.4 * number, line, ha="center", va="center", size=9.5, family="monospace")
+        axes.text(4.3, 4 - 1.4 * number, line, va="center", size=9.5, family="monospace")
     picture(
         "Two workers, each a process that trains its own model. No link joins them. Each worker asks one "
         "file, the journal, for its next trial, and writes the accuracy of each epoch and a heartbeat into "
@@ -78,7 +78,7 @@ def area_of(batch_size):
 
 
 def draw_saved(pruned, whole):
-    """A row for each trial, a cell for each epoch with the accuracy after it. What pruning saved is empty."""
+    """A row for each trial, a cell for each epoch with the accuracy after it. What pruning saved has dots."""
     axes = plt.figure(figsize=(4.6, 4.6)).add_subplot()
     names = []
     stopped = []
@@ -97,7 +97,7 @@ def draw_saved(pruned, whole):
     axes.set_xticks([1, 2, 3, 4])
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set_title("Filled: trained.  Empty: saved", x=0)
+    axes.set_title("Filled: trained.  Dotted: saved", x=0)
     best = max(whole, key=lambda trial: trial.value)
     missed = max((trial.value for trial in stopped), default=0)
     picture(
@@ -132,6 +132,8 @@ def draw_workers(trials, again, killed_at):
     killed = killed_at - zero
     axes = plt.subplots(figsize=(5, 3.1))[1]
     rows = {}  # of each worker, by its name in the journal
+    free_from = {}  # for each row, the end of its last trial
+    waits = ""
     row_names = ["the other\nworker", "the other\nworker"]
     for trial in trials:
         name = trial.user_attrs["worker"]
@@ -139,14 +141,29 @@ def draw_workers(trials, again, killed_at):
         begin = trial.datetime_start.timestamp() - zero
         end = trial.datetime_complete.timestamp() - zero
         if shared_search.outcome(trial) == "lost":
-            draw_bar(axes, row, begin, killed, "killed", trial.number)
+            draw_bar(axes, row, begin, killed, "killed", "")
+            middle = (begin + killed) / 2  # the bar may be too narrow for its number
+            axes.text(middle, row - 0.42, trial.number, ha="center", va="center", size=9.5)
             draw_bar(axes, row, killed, end, "silent", "")
             lost_row, marked = row, end
             row_names[-row] = "the killed\nworker"
         elif trial is again:
             draw_bar(axes, row, begin, end, "tried again", trial.number)
+            axes.text(
+                (begin + end) / 2,
+                row + 0.42,
+                shared_search.outcome(trial),
+                ha="center",
+                va="center",
+                size=9.5,
+            )
+            if begin - free_from.get(row, begin) > 1.5:  # in a shorter gap, the words would have no room
+                middle = (free_from[row] + begin) / 2
+                axes.text(middle, row, "waits for\nthe lost trial", ha="center", va="center", size=9.5)
+                waits = " While it waits for the lost trial, the other worker has no trial."
         else:
             draw_bar(axes, row, begin, end, shared_search.outcome(trial), trial.number)
+        free_from[row] = end
     axes.plot(killed, lost_row + 0.5, "v", color=RED, ms=9)
     axes.text(killed + 0.12, lost_row + 0.52, "SIGKILL", va="center", color=RED_INK, size=10)
     axes.plot(marked, lost_row + 0.5, "v", color=GREY, ms=9)
@@ -159,8 +176,8 @@ def draw_workers(trials, again, killed_at):
     picture(
         "Two workers and their trials over time, each bar with the number of its trial. A mark shows the "
         f"kill, {killed:.1f} seconds after the start. The killed worker's trial stays silent for "
-        f"{marked - killed:.1f} seconds, until the other worker marks it as lost. Then the other worker "
-        f"tries its parameters again, as trial {again.number}."
+        f"{marked - killed:.1f} seconds, until the other worker marks it as lost.{waits} Then the other "
+        f"worker tries its parameters again, as trial {again.number}."
     )
 
 
