@@ -75,8 +75,9 @@ def running(worker):
     if not worker.journal.exists() or not worker.journal.read_bytes():
         return None
     for trial in named(trials_of(worker.out), "RUNNING"):
-        is_own = trial.user_attrs["worker"].endswith(f" {worker.pid}")
-        if len(trial.params) == 2 and is_own:
+        if len(trial.params) < 2:
+            continue  # it has just begun, and may not yet say whose it is
+        if trial.user_attrs["worker"].endswith(f" {worker.pid}"):
             return trial
     return None
 
