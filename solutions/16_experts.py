@@ -64,9 +64,13 @@ def route(logits, top_k, capacity):
     order = experts.argsort(stable=True)
     if capacity is not None:
         counts = experts.bincount(minlength=logits.shape[1])
-        order = torch.cat([some[:capacity] for some in order.split(counts.tolist())])
+        kept = []
+        for choices_of_one_expert in order.split(counts.tolist()):
+            kept.append(choices_of_one_expert[:capacity])
+        order = torch.cat(kept)
     tokens, experts = tokens[order], experts[order]
-    return tokens, experts, logits.softmax(dim=1)[tokens, experts]
+    weights = logits.softmax(dim=1)[tokens, experts]
+    return tokens, experts, weights
     # end
 
 
@@ -87,8 +91,11 @@ def balancing_loss(logits, chosen):
     number = logits.shape[1]
     counts = torch.cat([chosen.bincount(minlength=number), torch.tensor([len(logits)])])
     dist.all_reduce(counts)
-    load = counts[:number].to(logits.dtype) / counts[:number].sum()
-    return number * (load * logits.softmax(dim=1).sum(dim=0)).sum() / counts[number]
+    choices, tokens = counts[:number], counts[number]
+
+    load = choices.to(logits.dtype) / choices.sum()
+    scores = logits.softmax(dim=1).sum(dim=0)
+    return number * (load * scores).sum() / tokens
     # end
 
 
@@ -136,11 +143,16 @@ def dispatch(x, tokens, experts, number):
     counts = there.view(processes, -1)
     received = counts.sum(dim=1).tolist()
     rows = AllToAll.apply(x[tokens], sent, received)
+
     # The rows arrive sorted by process, and must be sorted by expert. A stable sort keeps the process order.
     own = torch.arange(counts.shape[1]).repeat(processes).repeat_interleave(there)
     order = own.argsort(stable=True)
-    arrived = [some.clone() for some in rows[order].split(counts.sum(dim=0).tolist())]
-    return arrived, (order.argsort(), received, sent, tokens, len(x))
+    arrived = []
+    for rows_of_one_expert in rows[order].split(counts.sum(dim=0).tolist()):
+        arrived.append(rows_of_one_expert.clone())
+
+    back = order.argsort()  # from the order of experts to the order in which the rows came
+    return arrived, (back, sent, received, tokens, len(x))
     # end
 
 
@@ -155,7 +167,8 @@ def combine(answers, plan, weights):
     """
     # cut 16.3: and back
     back, sent, received, tokens, count = plan
-    rows = AllToAll.apply(torch.cat(answers)[back], sent, received)
+    # Where a process received rows, it now sends answers.
+    rows = AllToAll.apply(torch.cat(answers)[back], received, sent)
     rows = rows * weights[:, None]
     return rows.new_zeros(count, rows.shape[1]).index_add(0, tokens, rows)
     # end
@@ -181,7 +194,9 @@ class Mixture(nn.Module):
         _, chosen, _ = route(logits, self.top_k, None)
         tokens, experts, weights = route(logits, self.top_k, self.capacity)
         arrived, plan = dispatch(x, tokens, experts, logits.shape[1])
-        answers = [expert(rows) for expert, rows in zip(self.experts, arrived, strict=True)]
+        answers = []
+        for expert, rows in zip(self.experts, arrived, strict=True):
+            answers.append(expert(rows))
         return combine(answers, plan, weights), balancing_loss(logits, chosen)
         # end
 
@@ -197,8 +212,10 @@ def add_up_gradients(model):
     All other parameters have a gradient.
     """
     # cut 16.4: which gradients are added up
-    layers = [layer for layer in model.modules() if isinstance(layer, Mixture)]
-    own = {parameter for layer in layers for parameter in layer.experts.parameters()}
+    own = set()
+    for layer in model.modules():
+        if isinstance(layer, Mixture):
+            own.update(layer.experts.parameters())
     for parameter in model.parameters():
         if parameter not in own:
             dist.all_reduce(parameter.grad)

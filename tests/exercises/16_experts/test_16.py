@@ -43,6 +43,11 @@ def by_columns(value):
     return value.T.contiguous().T if value.dtype == torch.float64 else value
 
 
+def sent_to_each(me, since=0):
+    """The bytes that this rank has sent to each rank, from this place in its calls on."""
+    return [me.sent(since, other) for other in range(me.world_size)]
+
+
 def route(student, me, cases):
     """Some routes, and the gradient of the logits where the weights are as many as they are to be."""
     found = []
@@ -62,7 +67,7 @@ def balance(student, me, given):
     """A part of the balancing loss, and what has been sent for it."""
     logits = given["logits"].requires_grad_()
     part = student.balancing_loss(logits, given["chosen"])
-    sent = [me.sent(to=other) for other in range(me.world_size)]
+    sent = sent_to_each(me)
     if torch.is_tensor(part) and part.requires_grad and part.numel() == 1:
         part.backward()
     return {"part": part, "gradient": logits.grad, "sent": sent}
@@ -72,21 +77,30 @@ def dispatch(student, me, cases):
     """Tokens to their experts."""
     found = []
     for case in cases:
-        words = by_columns(case["x"]).requires_grad_(), case["tokens"], case["experts"], case["number"]
-        arrived, _ = student.dispatch(*words)
+        x = by_columns(case["x"]).requires_grad_()
+        arrived, _ = student.dispatch(x, case["tokens"], case["experts"], case["number"])
         found.append(arrived)
     return found
 
 
 class Expert(nn.Module):
-    """A feed-forward layer, as the lesson's experts are. On wish, it begins with nn.ReLU(inplace=True)."""
+    """A feed-forward layer, as the lesson's experts are. With `in_place`, it begins with
+    nn.ReLU(inplace=True)."""
 
     def __init__(self, up, down, in_place=False):
         super().__init__()
-        self.up, self.down, self.in_place = nn.Parameter(up), nn.Parameter(down), in_place
+        self.up = nn.Parameter(up)
+        self.down = nn.Parameter(down)
+        self.in_place = in_place
 
     def forward(self, x):
-        return gelu((x.relu_() if self.in_place else x) @ self.up) @ self.down
+        if self.in_place:
+            x = x.relu_()
+        return gelu(x @ self.up) @ self.down
+
+
+def experts_from(matrices):
+    return [Expert(**one) for one in matrices]
 
 
 def there_and_back(student, me, cases):
@@ -95,21 +109,26 @@ def there_and_back(student, me, cases):
     for case in cases:
         x = by_columns(case["x"]).requires_grad_()
         weights = case["weights"].requires_grad_()
-        experts = [Expert(**one) for one in case["matrices"]]
+        experts = experts_from(case["matrices"])
+
         marks = [len(me.calls)]
         arrived, plan = student.dispatch(x, case["tokens"], case["experts"], case["number"])
         marks.append(len(me.calls))
-        answers = [expert(rows) for rows, expert in zip(arrived, experts, strict=True)]
+        answers = []
+        for rows, expert in zip(arrived, experts, strict=True):
+            answers.append(expert(rows))
         output = student.combine(answers, plan, weights)
         marks.append(len(me.calls))
         if "above" in case:
             output.backward(by_columns(case["above"]))
         marks.append(len(me.calls))
 
-        sent = []  # since each mark, to each rank
+        sent = []  # from each mark on
         for mark in marks:
-            sent.append([me.sent(mark, other) for other in range(me.world_size)])
-        slopes = [[one.up.grad, one.down.grad] for one in experts]
+            sent.append(sent_to_each(me, mark))
+        slopes = []
+        for expert in experts:
+            slopes.append([expert.up.grad, expert.down.grad])
         came = {"output": output, "x": x.grad, "weights": weights.grad, "experts": slopes, "sent": sent}
         found.append(came)
     return found
@@ -124,13 +143,15 @@ def linear(weight, bias=None):
 
 
 def mixture_of(student, given):
-    experts = [Expert(**one) for one in given["experts"]]
-    return student.Mixture(linear(*given["router"]), experts, given["top_k"], given["capacity"])
+    router = linear(*given["router"])
+    return student.Mixture(router, experts_from(given["experts"]), given["top_k"], given["capacity"])
 
 
 def layer(student, me, given):
     """One Mixture, forward."""
-    return mixture_of(student, given["layer"]).train(not given["evaluation"])(given["x"].requires_grad_())
+    mixture = mixture_of(student, given["layer"])
+    mixture.train(not given["evaluation"])
+    return mixture(given["x"].requires_grad_())
 
 
 class Model(nn.Module):
@@ -138,8 +159,11 @@ class Model(nn.Module):
 
     def __init__(self, student, given):
         super().__init__()
-        self.first, self.after_experts = linear(given["first"]), linear(given["after_experts"])
-        self.blocks = nn.ModuleDict({name: mixture_of(student, one) for name, one in given["blocks"].items()})
+        self.first = linear(given["first"])
+        self.after_experts = linear(given["after_experts"])
+        self.blocks = nn.ModuleDict()
+        for name, one in given["blocks"].items():
+            self.blocks[name] = mixture_of(student, one)
         self.last = linear(given["after_experts"])
         self.last.weight = self.after_experts.weight
         self.heads = nn.ModuleDict({"experts": linear(given["after_experts"])})
@@ -149,8 +173,10 @@ class Model(nn.Module):
         balance = 0
         for block in self.blocks.values():
             more, part = block(x)
-            x, balance = x + more, balance + part
-        return self.after_experts(x) + self.last(x.tanh()) + self.heads["experts"](x.sin()), balance
+            x = x + more
+            balance = balance + part
+        output = self.after_experts(x) + self.last(x.tanh()) + self.heads["experts"](x.sin())
+        return output, balance
 
 
 def train(student, me, given):
@@ -170,7 +196,8 @@ def train(student, me, given):
                 gradients[name] = None if parameter.grad is None else parameter.grad.clone()
         with torch.no_grad():  # torch.optim would take the grader's process seconds to import
             for parameter in model.parameters():
-                parameter -= 0 if parameter.grad is None else 0.2 * parameter.grad
+                if parameter.grad is not None:
+                    parameter -= 0.2 * parameter.grad
         losses.append(loss)
     return {"losses": losses, "gradients": gradients, "weights": named}
 
@@ -181,7 +208,9 @@ def large(student, me, given):
     free_memory()
     start = me.memory()
     held = []
-    experts = [Expert(torch.full((WIDE, INSIDE), 0.1), torch.full((INSIDE, WIDE), 0.1)) for _ in range(2)]
+    experts = []
+    for _ in range(2):
+        experts.append(Expert(torch.full((WIDE, INSIDE), 0.1), torch.full((INSIDE, WIDE), 0.1)))
     layer = student.Mixture(linear(*given["router"]), experts, 2, None)
     output, _ = layer(given["x"].requires_grad_())
     free_memory()
@@ -189,7 +218,7 @@ def large(student, me, given):
     output.sum().backward()
     free_memory()
     held.append(me.memory() - start)
-    return {"held": held, "sent": [me.sent(to=other) for other in range(me.world_size)]}
+    return {"held": held, "sent": sent_to_each(me)}
 
 
 # ---- what is right
@@ -230,26 +259,35 @@ def distinct(count, number, bias=None):
     return logits if bias is None else logits + torch.tensor(bias)
 
 
+def choices_for(expert, pairs):
+    """Which of these choices are for this expert: their places among all choices, and their tokens."""
+    places = []
+    tokens = []
+    for place, (token, chosen) in enumerate(pairs):
+        if chosen == expert:
+            places.append(place)
+            tokens.append(token)
+    return places, torch.tensor(tokens, dtype=torch.int64)
+
+
 def weighted(x, pairs, weights, experts):
     """Each token's answers times their weights, added up."""
     total = x.new_zeros(len(x), experts[0].down.shape[1])
     for number, expert in enumerate(experts):
-        entries, tokens = [], []
-        for entry, (token, chosen) in enumerate(pairs):
-            if chosen == number:
-                entries.append(entry)
-                tokens.append(token)
-        tokens = torch.tensor(tokens, dtype=torch.int64)
-        total = total.index_add(0, tokens, weights[entries][:, None] * expert(x[tokens]))
+        places, tokens = choices_for(number, pairs)
+        answers = expert(x[tokens])
+        total = total.index_add(0, tokens, weights[places][:, None] * answers)
     return total
 
 
 def part_of(rank, logits, chosen):
     """What the balancing loss of a process is."""
     number = logits[rank].shape[1]
+    choices = sum(map(len, chosen))
+    tokens = sum(map(len, logits))
+    load = torch.cat(chosen).bincount(minlength=number).double() / choices
     scores = softmax(logits[rank]).sum(dim=0)
-    load = torch.cat(chosen).bincount(minlength=number).double() / sum(map(len, chosen))
-    return number * (load * scores).sum() / sum(map(len, logits))
+    return number * (load * scores).sum() / tokens
 
 
 class Whole(nn.Module):
@@ -262,9 +300,10 @@ class Whole(nn.Module):
 
     def forward(self, x):
         logits = self.router(x)
-        pairs = choices_of(logits, self.top_k, self.capacity)
-        output = weighted(x, pairs, softmax(logits)[two(pairs)], self.experts)
-        return output, part_of(0, [logits], [two(choices_of(logits, self.top_k))[1]])
+        kept = choices_of(logits, self.top_k, self.capacity)
+        output = weighted(x, kept, softmax(logits)[two(kept)], self.experts)
+        _, chosen = two(choices_of(logits, self.top_k))
+        return output, part_of(0, [logits], [chosen])
 
 
 REFERENCE = SimpleNamespace(Mixture=Whole, add_up_gradients=lambda model: None)
@@ -276,7 +315,9 @@ def double(value):
         return {name: double(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [double(one) for one in value]
-    return value.double().clone() if torch.is_tensor(value) else value
+    if torch.is_tensor(value):
+        value = value.double().clone()
+    return value
 
 
 def leaves(values):
@@ -307,8 +348,9 @@ def check_routes(*cases):
         kept = len(choices_of(logits, top_k, capacity))
         above = floats(kept).to(logits.dtype)
         given.append({"logits": logits, "top_k": top_k, "capacity": capacity, "above": above})
-    for one, came in zip(given, run(route, [given])[0], strict=True):
-        compare_route(one, **came)
+    (found,) = run(route, [given])
+    for one, came in zip(given, found, strict=True):
+        compare_route(one, came["came"], came["gradient"])
 
 
 def are_alike(things):
@@ -326,28 +368,28 @@ def shape_in_words(thing):
 
 
 def compare_route(given, came, gradient):
+    """Compare, in this order: what each token has chosen, the order of the entries, the weights, and the
+    gradient of the logits."""
     logits, top_k, capacity = given["logits"], given["top_k"], given["capacity"]
     where = f"for {so_many(len(logits), 'token')}, {so_many(logits.shape[1], 'expert')}, top_k {top_k}"
-    where += "" if capacity is None else f", capacity {capacity}"
+    if capacity is not None:
+        where += f", capacity {capacity}"
     things = came if isinstance(came, list) else [came]
     shapes = [shape_in_words(one) for one in things]
     wanted = "three tensors of one dimension, all of the same length: tokens, experts, weights"
     require(are_alike(things), f"route {where} returns what has the shapes {shapes}", wanted)
 
-    pairs = torch.stack(came[:2], 1).tolist()
-    wanted = choices_of(logits, top_k, capacity)
+    entries = torch.stack(came[:2], 1)
+    pairs = entries.tolist()
+    experts = entries[:, 1].tolist()
     if capacity is None:
-        for token, row in enumerate(logits.tolist()):
-            scores = ", ".join(f"{value:.3g}" for value in row)
-            what = f"{where}: the sorted list of experts of token {token}, with the logits {scores},"
-            went = sorted(expert for one, expert in pairs if one == token)
-            same(what, went, sorted(ranking(row)[:top_k]))
-    experts = [expert for _, expert in pairs]
-    right = "first all entries for expert 0, then all for expert 1, and so on"
-    require(experts == sorted(experts), f"{where}: experts is {experts}", right)
-    same(f"{where}: the list of all [token, expert]", pairs, list(map(list, wanted)))
+        compare_experts_of_each_token(where, logits, top_k, pairs)
+    wanted = "first all entries for expert 0, then all for expert 1, and so on"
+    require(experts == sorted(experts), f"{where}: experts is {experts}", wanted)
+    right = choices_of(logits, top_k, capacity)
+    same(f"{where}: the list of all [token, expert]", pairs, right)
 
-    tokens, experts = two(wanted)
+    tokens, experts = two(right)
     (leaf,) = leaves([logits])
     weights = softmax(leaf)[tokens, experts]
     close(f"the weights {where}", came[2], weights, dtype=logits.dtype)
@@ -356,6 +398,17 @@ def compare_route(given, came, gradient):
         # Where the weights are near 1, the gradient is small, and keeps the rounding of what came from above.
         scale = max(float(given["above"].abs().max()), 0.05)
         close(f"the gradient of the logits {where}", gradient, leaf.grad, scale=scale)
+
+
+def compare_experts_of_each_token(where, logits, top_k, pairs):
+    for token, row in enumerate(logits.tolist()):
+        went = []
+        for its_token, expert in pairs:
+            if its_token == token:
+                went.append(expert)
+        scores = ", ".join(f"{value:.3g}" for value in row)
+        what = f"{where}: the sorted list of experts of token {token}, with the logits {scores},"
+        same(what, sorted(went), sorted(ranking(row)[:top_k]))
 
 
 def test_1a_choices():
@@ -411,15 +464,18 @@ def wrong_parts(rank, logits, chosen):
     own, number = logits[rank].shape
     total = sum(map(len, logits))
     choices = sum(map(len, chosen))
-    every = [part_of(one, logits, chosen) for one in range(len(logits))]
+    part = part_of(rank, logits, chosen)
     known = {
-        "not multiplied by the number of experts": every[rank] / number,
-        "as if the load were the choices per token": every[rank] * choices / total,
+        "not multiplied by the number of experts": part / number,
+        "as if the load were the choices per token": part * choices / total,
     }
     if len(logits) > 1 and own:
+        of_all = 0
+        for other in range(len(logits)):
+            of_all = of_all + part_of(other, logits, chosen)
         known |= {
-            "this is the loss of all processes, not this one's part": sum(every),
-            "as if divided by the number of this process's tokens": every[rank] * total / own,
+            "this is the loss of all processes, not this one's part": of_all,
+            "as if divided by the number of this process's tokens": part * total / own,
             "as if there were no other processes": part_of(0, [logits[rank]], [chosen[rank]]),
         }
     return known
@@ -438,8 +494,10 @@ def test_2a_parts_of_the_balancing_loss(tokens_of_each_process, experts, top_k):
         got = came["part"]
         part = part_of(rank, logits, chosen)
         for words, wrong in wrong_parts(rank, logits, chosen).items():
-            require(near(got, part) or not near(got, wrong), f"{what}: {words}", f"{part:.6g}")
-        close(what, got, part, 1e-10 if top_k == 2 else 2e-5, dtype=logits[0].dtype)
+            is_this_mistake = near(got, wrong) and not near(got, part)
+            require(not is_this_mistake, f"{what}: {words}", f"{part:.6g}")
+        digits = 1e-10 if top_k == 2 else 2e-5
+        close(what, got, part, digits, dtype=logits[0].dtype)
 
     # No process has told another one its logits, or which token has chosen what. A call for each expert's
     # count is enough for all, and which expert each token has chosen would be more, a byte each.
@@ -466,7 +524,10 @@ def test_2b_gradient_of_the_balancing_loss(tokens_of_each_process, experts, top_
 def experts_of(number, width, inside, out):
     """The matrices of some experts."""
     ups = [floats(width, inside) / width**0.5 for _ in range(number)]
-    return [{"up": up, "down": floats(inside, out) / inside**0.5} for up in ups]
+    matrices = []
+    for up in ups:
+        matrices.append({"up": up, "down": floats(inside, out) / inside**0.5})
+    return matrices
 
 
 def own(experts, rank, world_size):
@@ -478,11 +539,15 @@ def own(experts, rank, world_size):
 def due(pairs, number, source, target):
     """How many rows are to go from one process to the experts of another."""
     experts = own(range(number), target, len(pairs))
-    return sum(expert in experts for _, expert in pairs[source])
+    rows = 0
+    for _, expert in pairs[source]:
+        rows += expert in experts
+    return rows
 
 
-def in_dtype(matrices, dtype):
-    return {name: value.to(dtype) for name, value in matrices.items()}
+def rows_of_each(counts, width, dtype):
+    """Rows of random numbers: as many for each process as this list says."""
+    return [floats(count, width).to(dtype) for count in counts]
 
 
 class Journey:
@@ -490,16 +555,20 @@ class Journey:
 
     def __init__(self, words, counts, number, top_k, width, bias=None, capacity=None, is_double=False, out=2):
         dtype = torch.float64 if is_double else torch.float32
-        logits = [distinct(count, number, bias) for count in counts]
         self.number = number
         self.world_size = len(counts)
-        self.pairs = [choices_of(one, top_k, capacity) for one in logits]
-        self.x = [floats(count, width).to(dtype) for count in counts]
-        self.above = [floats(count, out).to(dtype) for count in counts]
+        self.pairs = []  # (token, expert) of each choice of each process
         self.weights = []
-        for one, pairs in zip(logits, self.pairs, strict=True):
-            self.weights.append(softmax(one)[two(pairs)].to(dtype))
-        self.matrices = [in_dtype(one, dtype) for one in experts_of(number, width, 3, out)]
+        for count in counts:
+            logits = distinct(count, number, bias)
+            pairs = choices_of(logits, top_k, capacity)
+            self.pairs.append(pairs)
+            self.weights.append(softmax(logits)[two(pairs)].to(dtype))
+        self.x = rows_of_each(counts, width, dtype)
+        self.above = rows_of_each(counts, out, dtype)  # gradients of the outputs
+        self.matrices = experts_of(number, width, 3, out)
+        if is_double:
+            self.matrices = double(self.matrices)
 
         stored = "float64, stored by columns" if is_double else "float32"
         choices = so_many(sum(map(len, self.pairs)), "choice")
@@ -519,7 +588,8 @@ class Journey:
         """What an expert gets from all processes."""
         found = []
         for x, pairs in zip(self.x, self.pairs, strict=True):
-            found.append(x[[token for token, one in pairs if one == expert]])
+            _, tokens = choices_for(expert, pairs)
+            found.append(x[tokens])
         return torch.cat(found)
 
     def token(self, row):
@@ -534,8 +604,11 @@ class Journey:
         return [self.token(row) for row in rows]
 
     def outputs(self, xs, weights, experts):
-        each = zip(xs, self.pairs, weights, strict=True)
-        return [weighted(x, pairs, own, experts) for x, pairs, own in each]
+        """What combine must return on each process."""
+        found = []
+        for x, pairs, own_weights in zip(xs, self.pairs, weights, strict=True):
+            found.append(weighted(x, pairs, own_weights, experts))
+        return found
 
 
 # In groups of as many processes: a plain one first, then what may be empty, full or dropped.
@@ -561,66 +634,72 @@ JOURNEYS = [
 ]
 
 
-def each_of(group, body, backward=False):
-    """Each of some journeys of as many processes, made in one run, and what came of it on each rank."""
-    drawn = [one() for one in group]
-    tried("; then ".join(one.words for one in drawn))
+def made(group, body, backward=False):
+    """All journeys of a group, made in one run: for each, the journey and what each rank returned."""
+    journeys = [make() for make in group]
+    tried("; then ".join(journey.words for journey in journeys))
     inputs = []
-    for rank in range(drawn[0].world_size):
-        inputs.append([one.case(rank, backward) for one in drawn])
+    for rank in range(journeys[0].world_size):
+        inputs.append([journey.case(rank, backward) for journey in journeys])
     ranks = run(body, inputs)
-    for number, one in enumerate(drawn):
-        tried(one.words)
-        yield one, [came[number] for came in ranks]
+
+    for number, journey in enumerate(journeys):
+        tried(journey.words)
+        yield journey, [came[number] for came in ranks]
 
 
 @pytest.mark.parametrize("group", JOURNEYS)
 def test_3a_each_row_arrives_at_its_expert(group):
-    for one, ranks in each_of(group, dispatch):
-        for rank, came in enumerate(ranks):
-            compare_arrived(one, rank, came)
+    for journey, ranks in made(group, dispatch):
+        for rank, arrived in enumerate(ranks):
+            compare_arrived(journey, rank, arrived)
 
 
-def compare_arrived(one, rank, arrived):
-    experts = own(range(one.number), rank, one.world_size)
+def compare_arrived(journey, rank, arrived):
+    experts = own(range(journey.number), rank, journey.world_size)
     is_list = isinstance(arrived, list)
     kind = f"list of {so_many(len(arrived), 'thing')}" if is_list else type(arrived).__name__
     wanted = f"a list with {so_many(len(experts), 'tensor')}: one for each expert of this process"
     is_right = is_list and len(arrived) == len(experts)
     require(is_right, f"on rank {rank}, arrived is a {kind}", wanted)
-    for place, (expert, got) in enumerate(zip(experts, arrived, strict=True)):
+
+    for place, expert in enumerate(experts):
+        got = arrived[place]
+        right = journey.rows(expert)
         what = f"for expert {expert} (arrived[{place}] on rank {rank})"
-        right = one.rows(expert)
         is_rows = torch.is_tensor(got) and got.ndim == 2
         require(is_rows, f"what came {what} is no tensor of two dimensions", f"{so_many(len(right), 'row')}")
-        same(f"the list of rows that came {what}", one.tokens(got), one.tokens(right))
+        same(f"the list of rows that came {what}", journey.tokens(got), journey.tokens(right))
         close(f"what came {what}", got, right, dtype=right.dtype)
 
 
 @pytest.mark.parametrize("group", JOURNEYS)
 def test_3b_answers_come_back_weighted(group):
-    for one, ranks in each_of(group, there_and_back):
-        xs = double(one.x)
-        weights = double(one.weights)
-        experts = [Expert(**double(matrices)).requires_grad_(False) for matrices in one.matrices]
-        right = one.outputs(xs, weights, experts)
+    for journey, ranks in made(group, there_and_back):
+        xs = double(journey.x)
+        weights = double(journey.weights)
+        experts = experts_from(double(journey.matrices))
+        right = journey.outputs(xs, weights, experts)
         for rank, came in enumerate(ranks):
             what = f"the output of combine on rank {rank}"
-            pairs = one.pairs[rank]
-            mistakes = {
+            got = came["output"]
+            pairs = journey.pairs[rank]
+            weights_of_mistakes = {
                 "as if all weights were 1": torch.ones(len(pairs)),
                 "only the last answer to each token is in it": weights[rank] * are_last(pairs),
             }
-            for words, wrong in mistakes.items():
-                known = near(came["output"], weighted(xs[rank], pairs, wrong, experts))
+            for words, wrong_weights in weights_of_mistakes.items():
+                wrong = weighted(xs[rank], pairs, wrong_weights, experts)
+                is_this_mistake = near(got, wrong) and not near(got, right[rank])
                 wanted = "the sum of all answers to a token, each times its weight"
-                require(near(came["output"], right[rank]) or not known, f"{what}: {words}", wanted)
-            close(what, came["output"], right[rank], dtype=one.x[0].dtype)
+                require(not is_this_mistake, f"{what}: {words}", wanted)
+            close(what, got, right[rank], dtype=journey.x[0].dtype)
 
 
 def are_last(pairs):
     """Of each choice, whether its token has no later one."""
-    last, seen = [], set()
+    last = []
+    seen = set()
     for token, _ in reversed(pairs):
         last.insert(0, token not in seen)
         seen.add(token)
@@ -629,23 +708,28 @@ def are_last(pairs):
 
 @pytest.mark.parametrize("group", JOURNEYS)
 def test_3c_gradients_travel_the_same_path(group):
-    for one, ranks in each_of(group, there_and_back, backward=True):
-        compare_gradients(one, ranks)
+    for journey, ranks in made(group, there_and_back, backward=True):
+        compare_gradients(journey, ranks)
 
 
-def compare_gradients(one, ranks):
-    xs, weights = leaves(one.x), leaves(one.weights)
-    experts = [Expert(**double(matrices)) for matrices in one.matrices]
-    outputs = one.outputs(xs, weights, experts)
-    sum((out * above).sum() for out, above in zip(outputs, one.above, strict=True)).backward()
-    digits = 1e-12 if one.x[0].dtype == torch.float64 else 2e-5
+def compare_gradients(journey, ranks):
+    xs = leaves(journey.x)
+    weights = leaves(journey.weights)
+    experts = experts_from(double(journey.matrices))
+    loss = 0
+    for output, above in zip(journey.outputs(xs, weights, experts), journey.above, strict=True):
+        loss = loss + (output * above).sum()
+    loss.backward()
+
+    digits = 1e-12 if journey.x[0].dtype == torch.float64 else 2e-5
     for rank, came in enumerate(ranks):
         slope(f"the gradient of x on rank {rank}", came["x"], xs[rank], relative=digits)
         slope(f"the gradient of weights on rank {rank}", came["weights"], weights[rank], relative=digits)
-        mine = own(list(enumerate(experts)), rank, one.world_size)
-        for (number, expert), got in zip(mine, came["experts"], strict=True):
-            for slopes, leaf in zip(got, (expert.up, expert.down), strict=True):
-                slope(f"the gradient of expert {number} (on rank {rank})", slopes, leaf, relative=digits)
+        numbers = own(range(journey.number), rank, journey.world_size)
+        for number, (up, down) in zip(numbers, came["experts"], strict=True):
+            what = f"the gradient of expert {number} (on rank {rank})"
+            slope(what, up, experts[number].up, relative=digits)
+            slope(what, down, experts[number].down, relative=digits)
 
 
 COUNTS = 1500  # bytes from one process to another for the counts, in each trip
@@ -656,18 +740,18 @@ TRAFFIC = [
 ]
 
 
-@pytest.mark.parametrize("journey", TRAFFIC)
-def test_3d_only_necessary_rows_travel(journey):
-    ((one, ranks),) = each_of([journey], there_and_back, backward=True)
-    compare_gradients(one, ranks)
-    for way, (source, target) in product(range(3), permutations(range(one.world_size), 2)):
-        sent = [since[target] for since in ranks[source]["sent"]]
-        there = due(one.pairs, one.number, source, target)
-        back = due(one.pairs, one.number, target, source)
-        got = sent[way] - sent[way + 1]
-        rows = (there, back, there + back)[way]
+@pytest.mark.parametrize("make", TRAFFIC)
+def test_3d_only_necessary_rows_travel(make):
+    ((journey, ranks),) = made([make], there_and_back, backward=True)
+    compare_gradients(journey, ranks)
+    for way, (source, target) in product(range(3), permutations(range(journey.world_size), 2)):
+        since = ranks[source]["sent"]  # in bytes, since the beginning of each of the ways
+        got = since[way][target] - since[way + 1][target]
+        there = due(journey.pairs, journey.number, source, target)
+        back = due(journey.pairs, journey.number, target, source)
+        rows = (there, back, there + back)[way]  # gradients travel both ways in reverse
+        more = (COUNTS, COUNTS, 2 * COUNTS)[way]
         what = f"in {WAYS[way]}, rank {source} sent {got / 1000:.1f} kB to rank {target}"
-        more = COUNTS * (2 if way == 2 else 1)
         expected = f"{so_many(rows, 'row')} of 8.2 kB, and at most {more / 1000:.1f} kB more"
         require(got <= rows * 4 * 2048 + more, what, expected)
 
@@ -714,23 +798,29 @@ def test_4a_the_layer(tokens_of_each_process, experts, top_k, capacity, width_of
         jobs.append({"layer": mine, "x": x, "evaluation": capacity is not None})
     ranks = run(layer, jobs)
 
-    xs = double(xs)
+    limited = mixture_of(REFERENCE, double(given))
+    unlimited = mixture_of(REFERENCE, double(given | {"capacity": None}))
+    outputs = []
+    with_all_choices = []
+    logits = []
+    chosen = []
     with torch.no_grad():
-        whole = mixture_of(REFERENCE, double(given))
-        outputs = [whole(x)[0] for x in xs]
-        logits = [whole.router(x) for x in xs]
-        whole.capacity = None
-        unlimited = [whole(x)[0] for x in xs]
-    chosen = [two(choices_of(one, top_k))[1] for one in logits]
+        for x in double(xs):
+            outputs.append(limited(x)[0])
+            with_all_choices.append(unlimited(x)[0])
+            logits.append(limited.router(x))
+            chosen.append(two(choices_of(logits[-1], top_k))[1])
+
     for rank, came in enumerate(ranks):
         things = so_many(len(came) if isinstance(came, list) else 1, "thing")
         is_pair = isinstance(came, list) and len(came) == 2
         require(is_pair, f"a Mixture returned {things}", "(output, balancing loss)")
-        is_unlimited = near(came[0], unlimited[rank]) and not near(came[0], outputs[rank])
+        output, part = came
+        is_unlimited = near(output, with_all_choices[rank]) and not near(output, outputs[rank])
         words = f"the output on rank {rank} is as if nothing had been dropped"
         require(not is_unlimited, words, "zeros for tokens whose choices were dropped")
-        close(f"the output on rank {rank}", came[0], outputs[rank])
-        close(f"the part of the balancing loss on rank {rank}", came[1], part_of(rank, logits, chosen))
+        close(f"the output on rank {rank}", output, outputs[rank])
+        close(f"the part of the balancing loss on rank {rank}", part, part_of(rank, logits, chosen))
 
 
 def training():
@@ -749,15 +839,19 @@ def own_training(given, rank, sizes):
         shift = step % len(sizes)
         these = [*sizes[shift:], *sizes[:shift]]
         batches.append([x.split(these)[rank].clone(), y.split(these)[rank].clone()])
-    blocks = {name: own_layer(one, rank, len(sizes)) for name, one in given["model"]["blocks"].items()}
+    blocks = {}
+    for name, one in given["model"]["blocks"].items():
+        blocks[name] = own_layer(one, rank, len(sizes))
     return {"model": given["model"] | {"blocks": blocks}, "batches": batches}
 
 
 def whole_name(name, rank, local):
     """What a parameter of a rank is called in the model that has all experts."""
-    return re.sub(
-        r"(blocks.*experts\.)(\d+)", lambda found: f"{found[1]}{int(found[2]) + rank * local}", name
-    )
+    found = re.search(r"blocks.*experts\.(\d+)", name)
+    if not found:
+        return name
+    start, end = found.span(1)
+    return f"{name[:start]}{int(found[1]) + rank * local}{name[end:]}"
 
 
 @pytest.mark.parametrize("tokens_of_each_process", [(24,), (15, 9), (11, 0, 13), (6, 9, 2, 7)])
@@ -788,8 +882,8 @@ def test_4b_one_curve(tokens_of_each_process):
         what = f"{name} on rank {rank} after 3 steps"
         close(what, ranks[rank]["weights"][mine], one["weights"][name], relative=1e-6)
     for step, loss in enumerate(one["losses"]):
-        what = f"the sum of all processes' losses in step {step + 1}"
-        close(what, sum(came["losses"][step] for came in ranks), loss, relative=1e-6)
+        got = sum(came["losses"][step] for came in ranks)
+        close(f"the sum of all processes' losses in step {step + 1}", got, loss, relative=1e-6)
 
 
 def megabytes(value):
@@ -802,16 +896,20 @@ def test_4c_own_experts_only():
     needs_memory()
     router = [floats(8, WIDE) / 8, floats(8) / 8]
     xs = [clear_rows(count, router, 2) for count in (13, 24, 0, 30)]
-    ranks = run(large, [{"router": router, "x": x} for x in xs])
-    size = 8 * 8 * WIDE * INSIDE
-    for rank, came in enumerate(ranks):
-        for times, when, held in zip((1, 2), ("forward", "backward"), came["held"], strict=True):
-            share, most = times * size / 4, (times + 1) * size / 4
-            words = f"after {when}, rank {rank} held {megabytes(held)} more than before any expert was made"
-            expected = f"about {megabytes(share)}, at most {megabytes(most)}"
-            require(held <= most, words, f"{expected} (all experts are {megabytes(size)})")
     weight, bias = double(router)
-    pairs = [choices_of(x.double() @ weight.T + bias, 2) for x in xs]
+    jobs = []
+    pairs = []  # (token, expert) of each choice of each process
+    for x in xs:
+        jobs.append({"router": router, "x": x})
+        pairs.append(choices_of(x.double() @ weight.T + bias, 2))
+    ranks = run(large, jobs)
+
+    size = 8 * 8 * WIDE * INSIDE
+    share = size / 4
+    for rank, came in enumerate(ranks):
+        after_forward, after_backward = came["held"]
+        compare_held("forward", rank, after_forward, share, size)
+        compare_held("backward", rank, after_backward, 2 * share, size)  # the gradients, too
     for source, target in permutations(range(4), 2):
         got = ranks[source]["sent"][target]
         rows = 2 * (due(pairs, 8, source, target) + due(pairs, 8, target, source))
@@ -819,3 +917,11 @@ def test_4c_own_experts_only():
         words = f"forward and backward, rank {source} sent {got / 1000:.1f} kB to rank {target}"
         each = f"{so_many(rows, 'row')} of {4 * WIDE} bytes, and the counts"
         require(got <= most, words, f"at most {most / 1000:.1f} kB: {each}")
+
+
+def compare_held(when, rank, held, expected, size):
+    """Compare the memory of a process with what it should be, and a quarter of all experts more."""
+    most = expected + size / 4
+    came = f"after {when}, rank {rank} held {megabytes(held)} more than before any expert was made"
+    wanted = f"about {megabytes(expected)}, at most {megabytes(most)} (all experts are {megabytes(size)})"
+    require(held <= most, came, wanted)
