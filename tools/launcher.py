@@ -59,8 +59,11 @@ def local_address() -> list[str]:
 
 def loopback() -> str:
     """The name of the interface that has 127.0.0.1: lo, and on macOS lo0."""
-    interfaces = psutil.net_if_addrs().items()
-    return next(name for name, some in interfaces if "127.0.0.1" in [one.address for one in some])
+    for name, addresses in psutil.net_if_addrs().items():
+        for address in addresses:
+            if address.address == "127.0.0.1":
+                return name
+    raise SystemExit("error: no network interface has 127.0.0.1: switch the loopback interface on")
 
 
 def in_one_agent(stem: str, processes: int, *arguments) -> tuple[list[str], dict]:

@@ -181,7 +181,8 @@ def try_03a(answers, rank, world_size):
 
 def try_03b(answers, rank, world_size):
     model = answers.Overlapped(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), bucket_bytes=24)
-    show("shapes in each bucket:", [[list(one.shape) for one in bucket] for bucket in model.buckets])
+    for number, bucket in enumerate(model.buckets):
+        show(f"shapes in bucket {number}:", [list(parameter.shape) for parameter in bucket])
     model(torch.full((1, 3), float(rank + 1))).sum().backward()
     show("gradients before finish:", [one.grad.flatten() for one in model.parameters()])
     model.finish()

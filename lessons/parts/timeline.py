@@ -85,10 +85,13 @@ def write(events, arguments):
     }
     path = arguments.out / f"{arguments.lesson}.timeline.json"
     path.write_text(json.dumps(values))
-    held = [max(event["held"] for event in row) for row in rows]
+    held = []
+    for row in rows:
+        most = max(event["held"] for event in row)
+        held.append(str(most))
     print(
         f"last step: idle {idle(values):.1%}, in theory {idle_in_theory(values):.1%}; "
-        f"micro-batches held by each process at most: {', '.join(map(str, held))}"
+        f"micro-batches held by each process at most: {', '.join(held)}"
     )
 
 

@@ -81,8 +81,8 @@ def text(found: Plan, played: dict[str, Any]) -> str:
     rows = [line("", "drawn", "+-", "formula")]
     names = {
         "interruptions": "unplanned interruptions",
-        "moving": "of the time, training moves on",
-        "waiting": "of the time, it waits for a machine",
+        "moving": "effective training time",
+        "waiting": "share of the time without a machine",
     }
     for name, words in names.items():
         form = "{:,.1f}" if name == "interruptions" else "{:.2%}"

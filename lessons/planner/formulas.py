@@ -126,7 +126,8 @@ def step_flops(
     + V/(16 l h)) (Narayanan 2021, equation 3).
     """
     times = {"none": 6, "selective": 6, "full": 8}
-    layer = pick(recompute, times, "recompute") * (weights or 12 * hidden**2)
+    weights = weights or 12 * hidden**2
+    layer = pick(recompute, times, "recompute") * weights
     logits = 6 * vocab * hidden  # never recomputed
     attention = attention_flops(layers, hidden, seq, batch, recompute)
     return batch * seq * (layers * layer + logits) + attention

@@ -129,11 +129,11 @@ def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
     come on top.
     """
     layers, hidden, heads = guess(job)
-    found = [
-        formulas.memory_parts(params, max(1, ranks // job["replicate"]), job["stage"])
-        for params, ranks, _ in weights_of_rank(job, data)
-    ]
-    parts = {name: sum(one[name] for one in found) for name in found[0]}
+    parts = {}
+    for params, ranks, _ in weights_of_rank(job, data):
+        sharded_over = max(1, ranks // job["replicate"])
+        for name, size in formulas.memory_parts(params, sharded_over, job["stage"]).items():
+            parts[name] = parts.get(name, 0) + size
     kept = formulas.activation_bytes(
         job["seq"],
         job["micro_batch"],
@@ -223,9 +223,12 @@ def step_seconds(job: Job, data: int, microbatches: int) -> dict[str, float]:
         passed = formulas.ring_attention_seconds(pairs, around, *link(job, ways * around), job["recompute"])
         parts["exposed context-parallel communication"] = formulas.exposed_seconds(times * passed, attention)
     if spread > 1:
-        tokens = message * job["experts_used"] / (ways if job["sequence_parallel"] else 1)
+        tokens = message * job["experts_used"]
+        if job["sequence_parallel"]:
+            tokens /= ways
         once = formulas.all_to_all_seconds(tokens, spread, *link(job, ways * spread))
-        parts["expert-parallel communication"] = times * (6 if is_full else 4) * once  # there and back
+        # As many as sums: to the experts and back, in the forward and in the backward pass.
+        parts["expert-parallel communication"] = times * sums * once
     return parts
 
 

@@ -44,6 +44,7 @@ def text(found: Plan) -> str:
         ways += f", {job['expert_parallel']} expert"
     shape = f"{job['layers']} layers of {job['hidden']:,} with {job['heads']} heads"
     verdict = f"(needs {needs / 1e9:,.1f} GB of {job['memory'] / 1e9:,.0f} GB a GPU)"
+    gpus = "GPU" if job["gpus"] == 1 else "GPUs"
     fits = "yes" if found["fits"] else "no"
     if not found["fits"]:
         verdict += (
@@ -58,21 +59,21 @@ def text(found: Plan) -> str:
         line("cost", f"{found['dollars']:,.0f} dollars"),
         line("unplanned interruptions to expect", f"{found['interruptions']:,.1f}"),
         line("best time between checkpoints", every),
-        line("of the time, training moves on", f"{found['effective_time_ratio']:.1%}"),
+        line("effective training time", f"{found['effective_time_ratio']:.1%}"),
     ]
     if not found["fits"]:
         whole_job = [f"\n{count(job['tokens'])} tokens: no time and no cost, because the job does not fit"]
     return "\n".join(
         [
             f"a transformer of {count(job['params'])} parameters, {shape}",
-            f"{job['gpus']:,} GPU{'s' * (job['gpus'] > 1)}: {ways}\n",
+            f"{job['gpus']:,} {gpus}: {ways}\n",
             f"fits: {fits} {verdict}",
             *(line(name, f"{size / 1e9:,.2f} GB") for name, size in memory.items()),
             f"\na step: {duration(whole)}, {job['texts']:,} texts of {job['seq']:,} tokens",
             *(line(name, duration(part), f"{part / whole:.1%}") for name, part in step.items()),
             line("data-parallel communication, hidden or not", hidden_or_not),
             line("idle share of a pipeline stage", f"{found['pipeline_idle_share']:.1%}"),
-            line("of the peak, for what is not repeated", f"{useful:.1%}"),
+            line("model FLOPs utilization (MFU)", f"{useful:.1%}"),
             *whole_job,
         ]
     )
@@ -155,9 +156,13 @@ def draw(rows: list[Plan], folder: Path) -> Path:
                 markerfacecolor=face,
                 label=label,
             )
-    parts = [shares(found) for found in rows]
-    stacked = [[part[name] for part in parts] for name in parts[0]]
-    right.stackplot(gpus, stacked, labels=list(parts[0]), colors=COLOURS, linewidth=0)
+    shares_by_part = {}
+    for found in rows:
+        for name, share in shares(found).items():
+            shares_by_part.setdefault(name, []).append(share)
+    right.stackplot(
+        gpus, list(shares_by_part.values()), labels=list(shares_by_part), colors=COLOURS, linewidth=0
+    )
     left.set(title="Speed", ylabel="tokens a second", yscale="log")
     right.set(title="Where the time goes", ylabel="share of the time", ylim=(0, 1))
     right.yaxis.set_major_formatter("{x:.0%}")

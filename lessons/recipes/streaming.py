@@ -50,7 +50,10 @@ class Stream(IterableDataset):
 
     def steps(self, lanes):
         """Return how many steps these lanes fill in this epoch. Shards differ in size."""
-        images = [sum(self.sizes[shard] for shard in self.shards[lane]) for lane in lanes]
+        images = []
+        for lane in lanes:
+            sizes = [self.sizes[shard] for shard in self.shards[lane]]
+            images.append(sum(sizes))
         return min(images) // self.chunk
 
     def __iter__(self):

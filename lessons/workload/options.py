@@ -79,9 +79,8 @@ def check(arguments, replicas=None, uses_gpus=True, can_share=True):
         else:
             variable += " (with DeepSpeed: DS_ACCELERATOR=cpu)"  # its launcher overrides CUDA_VISIBLE_DEVICES
             cure = f"start fewer processes, or put {variable} in front of the command"
-        refuse(
-            f"{processes} processes on this machine, but {gpus} GPU{'s' * (gpus > 1)}: {cure} to use the CPU"
-        )
+        found = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        refuse(f"{processes} processes on this machine, but {found}: {cure} to use the CPU")
     if int(os.environ.get("RANK", 0)) == 0 and (reason := unseen_gpu()):
         say(f"note: this machine has a GPU, but the run uses the CPU: {reason}")
     try:

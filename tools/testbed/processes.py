@@ -73,9 +73,9 @@ def wait_for(condition, seconds=120):
 def trained(run, stem):
     """The processes of a run that train, once its first epoch is over."""
     run.wait_for(lambda: (run.out / f"{stem}.jsonl").exists())
-    launchers = ("bin/torchrun", "resource_tracker")
-    return [
-        pid
-        for pid, words in alive(run.mark)
-        if pid != run.process.pid and not any(word in words for word in launchers)
-    ]
+    found = []
+    for pid, words in alive(run.mark):
+        is_launcher = pid == run.process.pid or "bin/torchrun" in words or "resource_tracker" in words
+        if not is_launcher:
+            found.append(pid)
+    return found

@@ -173,8 +173,10 @@ def install_cuda(torch, device):
         return torch.cat([on(each, index) for each in tensors], dim)
 
     def broadcast(tensors, devices, size):
-        copies = [[on(each, index) for each in tensors] for index in devices[1:]]
-        return [tensors, *copies]
+        copies = [tensors]
+        for index in devices[1:]:
+            copies.append([on(each, index) for each in tensors])
+        return copies
 
     cuda.nccl.is_available = lambda tensors: False  # DataParallel then adds gradients up without it
     torch._C._scatter, torch._C._gather, torch._C._broadcast_coalesced = scatter, gather, broadcast
