@@ -774,7 +774,8 @@ def is_near(a, b, variation=0.0):
     if not re.search(r"[.eE]", a + b) or not re.fullmatch(r"[-+\d.eE]+", a + b):
         return variation > 0  # counts, nan, inf
     mantissa, _, exponent = a.lower().partition("e")
-    last_digit = 10.0 ** (int(exponent or 0) - len(mantissa))
+    decimals = mantissa.partition(".")[2]
+    last_digit = 10.0 ** (int(exponent or 0) - len(decimals))
     one, other = float(a), float(b)
     return abs(one - other) <= max(1.01 * last_digit, 1e-8 * abs(one), 100 * variation)
 

@@ -3,6 +3,7 @@
 By true launches. test_port_cases.py has more cases, whose runs are forks.
 """
 
+import importlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -120,6 +122,39 @@ def test_nothing_is_left_when_it_is_stopped(command, temporary, number):
         process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     ]
     assert not left
+
+
+@pytest.fixture
+def promises(monkeypatch):
+    """The module, which finds what it imports in its own folder."""
+    monkeypatch.syspath_prepend(PORT)
+    return importlib.import_module("promises")
+
+
+@pytest.mark.parametrize(
+    "mine, its, variation, expected",
+    [
+        ("320", "320", 0, True),
+        ("320", "160", 0, False),  # a count is not rounded
+        ("320", "160", 1, True),  # it differs from run to run, too
+        ("nan", "0.93", 0, False),
+        ("0.9341", "0.9342", 0, True),
+        ("0.9341", "0.9343", 0, False),
+        ("1.2e-3", "1.3e-3", 0, True),
+        ("1.2e-3", "1.4e-3", 0, False),
+        ("0.9341", "0.9350", 1e-4, True),
+    ],
+)
+def test_printed_numbers_may_differ_in_how_their_last_digit_was_rounded(
+    promises, mine, its, variation, expected
+):
+    assert promises.is_near(mine, its, variation) is expected
+
+
+def test_a_run_that_has_failed_does_not_show_that_the_batches_are_its_own(promises):
+    many = SimpleNamespace(ranks={0: []}, rows=lambda rank, kind: ["a call of the model"], failed=True)
+    runs = SimpleNamespace(many=many)
+    assert promises.own_batches(runs) == ("not seen", "the run did not end", "")
 
 
 def test_it_names_rows_that_the_page_has():

@@ -328,6 +328,53 @@ def test_numbers_that_prose_gets_wrong_are_found(tmp_path, prose, wrong):
         assert f"cell 2: {number}" in line
 
 
+@pytest.fixture
+def made_again(tmp_path, monkeypatch):
+    """Make a copy of notebook 01 again. Its cells are not executed; `change` does something to it instead."""
+    row = lessons.NOTEBOOKS[0]
+    path = tmp_path / row.path.name
+    (tmp_path / "out").mkdir()
+
+    def made_again(change):
+        path.write_text("as it was")
+        notebook = notebooks.read(row.path)
+        change(notebook)
+        monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+        monkeypatch.setattr(notebooks, "execute", lambda path: notebook)
+        monkeypatch.setattr(notebooks, "row_of", lambda path: row)
+        found, _ = notebooks.make(path)
+        return found, path.read_text()
+
+    return made_again
+
+
+def test_a_notebook_that_keeps_the_rules_is_written(made_again):
+    found, text = made_again(lambda notebook: None)
+    assert found == []
+    assert text == lessons.NOTEBOOKS[0].path.read_text()
+
+
+def test_a_notebook_that_breaks_a_rule_is_not_written(made_again, tmp_path):
+    def no_sentences(notebook):
+        for cell in notebook.cells:
+            cell.source = cell.source.replace("## In five sentences", "## In sentences")
+
+    def a_path(notebook):
+        first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+        first.outputs = [nbformat.v4.new_output("stream", text="saved in /home/ada/rungs/out")]
+
+    name = lessons.NOTEBOOKS[0].path.name
+    for change, expected in (
+        (no_sentences, "lacks '## In five sentences'"),
+        (a_path, "shows a path of the machine: /home/a"),
+    ):
+        (line,), text = made_again(change)
+        assert line.startswith(name) and expected in line
+        assert text == "as it was"
+        refused = tmp_path / "out" / name.replace(".ipynb", ".refused.ipynb")
+        refused.unlink()
+
+
 def test_failed_cells_old_runs_and_what_drifted_are_found(tmp_path):
     path, notebook = tmp_path / "n.ipynb", made("x")
     nbformat.write(notebook, path)

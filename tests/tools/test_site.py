@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -315,6 +315,15 @@ def test_no_sentence_speaks_of_what_a_lesson_no_longer_has():
                 assert "<code>DataParallel</code>" not in rows[position]["sentences"][number], stem
     kept = [why for why in parts["05_snapshots"]["because"] if why and why[0] < 4]
     assert len(kept) > 20, "most sentences of earlier lessons are still true"
+
+
+@pytest.mark.parametrize("name", ["notebooks/18a_memory_and_time.ipynb", "lessons/pages/port.md"])
+def test_no_page_shows_a_comment_that_is_for_our_tools(tmp_path, name):
+    page = PurePosixPath(name)
+    book = sources.Book(tmp_path, (page,), is_whole=False)
+    write = sources.notebook if page.suffix == ".ipynb" else sources.markdown
+    assert (ROOT / page).read_text().count("<!-- ") > 20
+    assert "<!--" not in write(book, page)
 
 
 def test_diffs_of_pages_have_no_indentation_that_all_their_lines_share():
