@@ -414,6 +414,26 @@ def test_any_model_is_planned_from_what_one_process_measured(capsys):
     assert "fits: no (needs 410.0 GB of 80 GB a GPU); use more GPUs" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "seconds, expected",
+    [
+        (0.0123, "12.3 ms"),
+        (0.9999, "999.9 ms"),
+        (1, "1.0 s"),
+        (119.9, "119.9 s"),
+        (120, "2.0 min"),
+        (5_400, "90.0 min"),
+        (7_199, "120.0 min"),
+        (7_200, "2.0 hours"),
+        (171_000, "47.5 hours"),
+        (172_800, "2.0 days"),
+        (86_400_000, "1,000.0 days"),
+    ],
+)
+def test_a_duration_has_the_unit_that_people_use(seconds, expected):
+    assert report.duration(seconds) == expected
+
+
 def test_the_command_gives_json_without_pytorch():
     """--json is what plan() returns. Importing PyTorch would take longer than all the rest."""
     script = "import sys; from planner import __main__ as command\n"

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import queue
 import re
 import shutil
 import signal
@@ -23,11 +24,16 @@ import workload
 from show import critical_batch, s03b_buckets, slow_links
 from show import s02_replicas as replicas
 from show import s02a_collectives as collectives
+from show import s03a_rings as rings
+from show import s06_nodes as nodes
+from show import s11_tensors as tensors
+from show import s13a_dry as dry
 from show import s18a_budget as budget
 from tests.helpers.probe_runs import run_probe
 from tools import launcher, lessons, notebooks
 from tools.makers.bench import slow_links as measuring
 from tools.testbed import hosts
+from tools.testbed.processes import is_alive
 
 
 @pytest.fixture
@@ -82,6 +88,27 @@ def test_what_hangs_is_ended_with_its_children(out, capsys):
     assert "still running after 6 seconds" in capsys.readouterr().out
     living = {process.pid for process in psutil.process_iter() if process.status() != psutil.STATUS_ZOMBIE}
     assert int(running.text) not in living
+
+
+FAMILY = """
+import os, subprocess, sys, time
+left = int(sys.argv[1])
+print(os.getpid(), left, flush=True)
+if left:
+    subprocess.Popen([sys.executable, __file__, str(left - 1)])
+time.sleep(60)
+"""
+
+
+def test_the_end_of_a_command_is_the_end_of_what_its_children_have_started(out):
+    running = show.launch(f"python {script(out, FAMILY)} 2", quiet=True)
+    running.until(" 0\n")
+    pids = [int(line.split()[0]) for line in running.text.splitlines()]
+    assert len(pids) == 3
+    assert [process.pid for process in running.tree()] == pids
+    running.end()
+    for pid in pids:
+        assert not is_alive(pid)
 
 
 def test_ranks_that_hang_are_named_and_ended(out, capsys):
@@ -266,6 +293,85 @@ def test_a_slow_link_is_as_slow_as_it_says(tmp_path):
     assert ddp["seconds"] > 0.9 * 8 * ddp["sent"] / 10e6
 
 
+# ---- notebook 03a -------------------------------------------------------------------------------
+
+
+def reduce_scatter(world_size):
+    """The first half of a ring: in each step, every rank passes a chunk on to the right."""
+    steps = []
+    for step in range(world_size - 1):
+        steps.append([])
+        for rank in range(world_size):
+            steps[-1].append((rank, (rank + 1) % world_size, (rank - step) % world_size, "add"))
+    return steps
+
+
+def test_the_second_half_of_a_ring_passes_the_complete_chunks_on():
+    assert rings.all_gather(3) == [
+        [(0, 1, 1, "replace"), (1, 2, 2, "replace"), (2, 0, 0, "replace")],
+        [(0, 1, 0, "replace"), (1, 2, 1, "replace"), (2, 0, 2, "replace")],
+    ]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+def test_after_both_halves_of_a_ring_every_process_has_every_sum(world_size):
+    everyone = set(range(world_size))
+    states = rings.play(world_size, reduce_scatter(world_size) + rings.all_gather(world_size))
+    assert len(states) == 1 + 2 * (world_size - 1)
+    after_the_first_half = states[world_size - 1]
+    for rank, chunks in enumerate(after_the_first_half):
+        complete = [chunk for chunk, added in enumerate(chunks) if added == everyone]
+        assert complete == [(rank + 1) % world_size]
+    assert states[-1] == [[everyone] * world_size] * world_size
+
+
+def test_a_wrong_ring_is_not_drawn():
+    with pytest.raises(AssertionError, match="not everyone has the sum"):
+        rings.play(3, reduce_scatter(3))
+    with pytest.raises(AssertionError, match="counted twice"):
+        rings.play(2, [[(0, 1, 0, "add")], [(0, 1, 0, "add")]])
+
+
+# ---- notebook 06 --------------------------------------------------------------------------------
+
+
+class Launcher:
+    """A launcher that has written these lines, and writes no more."""
+
+    def __init__(self, *lines):
+        self.news = queue.Queue()
+        for line in lines:
+            self.news.put(line)
+        self.has_ended = False
+
+    def end(self):
+        self.has_ended = True
+
+
+def test_a_watch_prints_the_lines_that_matter_and_knows_when_they_came(capsys):
+    watch = nodes.Watch()
+    watch.launchers = {
+        0: Launcher("noise\n", "epoch  1 | loss 2.1\n", None),
+        1: Launcher("epoch  2 | loss 2.0\n"),
+    }
+    watch.until(lambda: len(watch.events) == 2)
+    (first, *_), (second, *_) = watch.events
+    assert [event[1:] for event in watch.events] == [(0, "epoch  1 | loss 2.1"), (1, "epoch  2 | loss 2.0")]
+    assert watch.first("epoch") == first <= second == watch.first("epoch", after=first)
+    printed = capsys.readouterr().out
+    assert re.sub(r"[\d.]+ s", "0.1 s", printed) == (
+        "  0.1 s  node 0 | epoch  1 | loss 2.1\n  0.1 s  node 1 | epoch  2 | loss 2.0\n"
+    )
+
+
+def test_a_watch_at_which_nothing_happens_ends_all_launchers():
+    watch = nodes.Watch()
+    watch.launchers = {0: Launcher(), 1: Launcher()}
+    with pytest.raises(AssertionError, match="nothing more happens"):
+        watch.until(lambda: False, limit=0.1)
+    assert [launcher.has_ended for launcher in watch.launchers.values()] == [True, True]
+
+
 # ---- notebook 03b -------------------------------------------------------------------------------
 
 
@@ -360,6 +466,70 @@ def test_the_pictures_of_18a_say_their_numbers(out, monkeypatch):
     assert "as it is: 9 MB" in memory and "kept at 8.0 MB" in memory
     assert "small buckets: 30 ms not hidden, 12 ms hidden" in communication
     assert "all gradients 44 ms in fp32, half in bf16" in communication
+
+
+def test_the_timeline_of_18a_is_of_the_step_with_the_median_length(out, monkeypatch):
+    """The red band begins where backward ends, and ends where the last bucket has been sent."""
+    said = []
+    monkeypatch.setattr(budget, "picture", said.append)
+    steps = []
+    for milliseconds in (70, 60, 50):
+        python = [(0, 10, "forward"), (10, milliseconds - 40, "backward"), (12, 13, "handed over")]
+        gloo = [(13, milliseconds - 15, "all_reduce")]
+        steps.append({"begin": 0, "ms": milliseconds, "threads": {"python": python, "gloo": gloo}})
+    budget.draw_rank_0({"a small step": steps[:1], "one of three": steps})
+    assert (
+        "With one of three, backward ends at 20 ms, the first of 1 bucket(s) is handed over at 12" in said[0]
+    )
+    assert "and the last has been sent at 45 ms" in said[0]
+    for axes, begin, end in zip(plt.gcf().axes, (30, 20), (55, 45), strict=True):
+        texts = [text.get_text() for text in axes.texts]
+        assert f"after backward:\n{end - begin:.0f} ms" in texts
+        band = axes.patches[0]
+        assert (band.get_x(), band.get_width()) == (begin, end - begin)
+
+
+# ---- notebooks 11 and 13a -----------------------------------------------------------------------
+
+
+def test_the_bars_of_11_are_as_long_as_what_is_kept(out, monkeypatch):
+    said = []
+    monkeypatch.setattr(tensors, "picture", said.append)
+    tensors.draw_kept({"data": 8e6, "tensor": 5e6, "sequence": 4.5e6})
+    lengths = [bar.get_width() for bar in plt.gca().patches]
+    assert lengths == [8, 5, 4.5]
+    assert "one process 8.00 MB, tensor parallel 5.00 MB, sequence parallel 4.50 MB" in said[0]
+
+
+def test_the_bars_of_13a_stand_on_each_other(out):
+    few = dict(zip(dry.PARTS, (1e9, 2e9, 3e9, 4e9, 5e9), strict=True))
+    many = dict.fromkeys(dry.PARTS, 1e9)
+    axes = plt.figure().add_subplot()
+    dry.draw_bars(axes, [{"memory": few}, {"memory": many}], ["8", "128"])
+    bars = [(bar.get_y(), bar.get_height()) for bar in axes.patches]
+    assert bars[::2] == [(0, 1), (1, 2), (3, 3), (6, 4), (10, 5)]
+    assert bars[1::2] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_the_panels_of_13a_are_of_the_runs_that_they_name(out, monkeypatch):
+    """What a rank holds is here a billion bytes for each rank that shares a matrix."""
+    said = []
+    asked = []
+
+    def at(ranks, tensor=1):
+        asked.append((ranks, tensor))
+        return {"memory": dict.fromkeys(dry.PARTS, tensor * 1e9)}
+
+    monkeypatch.setattr(dry, "picture", said.append)
+    monkeypatch.setattr(dry, "at", at)
+    dry.draw_memory({1: "FSDP alone", 8: "and tensor"})
+    for tensor in (1, 8):
+        assert {(size, tensor) for size in dry.SIZES} <= set(asked)
+    above, below = plt.gcf().axes
+    titles = [axes.get_title(loc="left") for axes in (above, below)]
+    assert titles == ["FSDP alone", "and tensor"]
+    assert above.patches[0].get_height() == 1 and below.patches[0].get_height() == 8
+    assert "from 3.0 GB to 3000.0 MB" in said[0]
 
 
 # ---- notebook 03d -------------------------------------------------------------------------------
