@@ -27,7 +27,7 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requir
 	@touch $@
 
 run: setup ## run lessons 01 to 06 (LESSONS=all: all lessons) and compare their curves: a table and out/run/ladder.svg
-	@$(PYTHON) -m tools.run --out $(OUT)/run --lessons $(LESSONS) $(ARGUMENTS)
+	@$(PYTHON) -m tools.run_lessons --out $(OUT)/run --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run the quick tests in about 8 minutes; the last lines say what was skipped
 	@$(PYTHON) -m pytest $(TESTS) -m "$(TIER)" $(ARGUMENTS)

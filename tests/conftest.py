@@ -20,9 +20,9 @@ import pytest
 from tests.helpers import probe_runs
 from tools import launcher, lessons
 from tools.testbed import pretending
+from tools.testbed.command_environment import own_torchrun, python_path, short_folder
 from tools.testbed.forks import Forks, start_server
 from tools.testbed.processes import alive, wait_for
-from tools.testbed.surroundings import own_torchrun, python_path, short_folder
 
 EXERCISES = Path(__file__).resolve().parent / "exercises"
 TIERS = ("quick", "long", "night")

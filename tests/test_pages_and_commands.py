@@ -13,7 +13,7 @@ import torch
 import workload
 from tests.helpers.patches import patched
 from tools import copies, diffs, launcher, lessons
-from tools import run as make_run
+from tools import run_lessons as make_run
 
 ROOT = launcher.ROOT
 README = (ROOT / "README.md").read_text()
@@ -242,7 +242,7 @@ def test_a_copy_that_arrives_as_zeros_is_seen(monkeypatch):
 def run_ladder(folder, numbers, *more):
     sizes = ("--epochs", "1", "--train-size", "242", "--test-size", "30", *more)
     environment = {"CUDA_VISIBLE_DEVICES": "-1", "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-    words = (sys.executable, "-m", "tools.run", "--lessons", numbers, *sizes)
+    words = (sys.executable, "-m", "tools.run_lessons", "--lessons", numbers, *sizes)
     return call(*words, cwd=folder, environment=environment)
 
 

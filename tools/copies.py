@@ -1,4 +1,4 @@
-"""Prints each pair of GPUs between which a copy arrives changed: tools/run.py asks before the lessons.
+"""Prints each pair of GPUs between which a copy arrives changed. run_lessons.py asks before the lessons.
 
 On some machines, a GPU reaches the other's memory directly (P2P), but the bytes arrive as zeros. NCCL, which
 DataParallel uses too, then waits forever.

@@ -31,7 +31,7 @@ run() {
 }
 tests() { "$python" -m pytest -q -n "${PROCESSES:-2}" --dist worksteal "$@"; }
 
-run lessons "$python" -m tools.run --lessons all --epochs 2 --train-size 192 --test-size 24 --out "$out/lessons"
+run lessons "$python" -m tools.run_lessons --lessons all --epochs 2 --train-size 192 --test-size 24 --out "$out/lessons"
 run errors tests tests/lessons/test_errors.py
 run recipes tests tests/lessons/test_recipes.py
 run frameworks tests tests/lessons/test_frameworks.py tests/lessons/test_older.py

@@ -7,7 +7,7 @@ You will see every collective of a training step, and what one rank holds in mem
 runs lesson 13's own sharding code on PyTorch's "fake" backend, whose collectives move nothing, and on
 fake tensors, which have a shape but no content. The second command runs lesson 17's code, with pipeline
 stages and with rings that pass keys and values on. `--experts 64 --expert-parallel 8` adds experts.
-dry_mesh.py holds what stages and experts need. A dry run says nothing about seconds, congestion and
+dry_run_mesh.py holds what stages and experts need. A dry run says nothing about seconds, congestion and
 failures.
 """
 
@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import workload
-from planner import dry_mesh
+from planner import dry_run_mesh
 
 gpt = importlib.import_module("13_gpt")
 MODEL = {"vocabulary": 50_304, "length": 2048, "hidden": 4096, "heads": 32, "layers": 32}
@@ -144,8 +144,8 @@ def measure(
     """
     debug._clear_sharding_prop_cache()  # it still holds the groups of an earlier mesh of this shape
     if "pipeline" in mesh.mesh_dim_names:
-        network, count = dry_mesh.build(mesh, model, experts)
-        step, at_once = dry_mesh.step, dry_mesh.held_at_once(mesh, microbatches)
+        network, count = dry_run_mesh.build(mesh, model, experts)
+        step, at_once = dry_run_mesh.step, dry_run_mesh.held_at_once(mesh, microbatches)
     else:
         network = build(mesh, model, precision)
         count = sum(weight.numel() for weight in network.parameters())

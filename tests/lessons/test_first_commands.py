@@ -64,7 +64,7 @@ def clone(tmp_path):
 
 def make_run(clone):
     sizes = "--epochs 4 --train-size 240 --batch-size 24 --test-size 60"
-    table = type_it(f"python -m tools.run {sizes}", clone).partition("same curve")[2]
+    table = type_it(f"python -m tools.run_lessons {sizes}", clone).partition("same curve")[2]
     assert table.count(" yes") == len(lessons.LADDER), table
 
 

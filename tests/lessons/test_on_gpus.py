@@ -231,7 +231,7 @@ def test_copies_between_gpus_arrive(start):
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4])
 def test_make_run_takes_what_gpus_there_are(start, tmp_path, gpus):
     """As the table of lessons/launch says, with two or four processes."""
-    words = [sys.executable, "-m", "tools.run", "--epochs", 1, "--train-size", 480]
+    words = [sys.executable, "-m", "tools.run_lessons", "--epochs", 1, "--train-size", 480]
     environment = {"SHARE_GPU": "1", "MPLCONFIGDIR": str(tmp_path / "fonts")}
     environment["PYTHONPATH"] = f"{pretending.AT_EXIT}:{launcher.ROOT}"
     result = start("ladder", words=words, environment=environment, gpus=gpus).finish(600)

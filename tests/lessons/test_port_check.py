@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tools.lessons import ROOT
-from tools.testbed.surroundings import short_folder
+from tools.testbed.command_environment import short_folder
 
 PORT = ROOT / "lessons/port"
 WRONG = tomllib.loads((ROOT / "tests/lessons/wrong_ports.toml").read_text())

@@ -14,7 +14,7 @@ import pytest
 from tools import diffs, digests, lessons, measured, notebooks, words
 from tools.lessons import ROOT
 from tools.testbed import pretending
-from tools.testbed.surroundings import python_path
+from tools.testbed.command_environment import python_path
 
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
 

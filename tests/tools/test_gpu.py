@@ -18,8 +18,8 @@ from tools import launcher, lessons
 from tools.makers import result_files, running
 from tools.makers.gpu import h100, measure, probes, run_tests
 from tools.testbed import pretending
+from tools.testbed.command_environment import python_path
 from tools.testbed.processes import alive, wait_for
-from tools.testbed.surroundings import python_path
 
 MISSING = pretending.missing(2) or ("has real GPUs" if pretending.real() else "")
 needs_simulated = pytest.mark.skipif(bool(MISSING), reason=MISSING)

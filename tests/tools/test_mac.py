@@ -16,8 +16,8 @@ import pytest
 
 from tools.lessons import ROOT
 from tools.testbed import mac
+from tools.testbed.command_environment import own_torchrun
 from tools.testbed.processes import wait_for
-from tools.testbed.surroundings import own_torchrun
 
 SMALL = ("--epochs", 2, "--train-size", 240, "--batch-size", 24, "--test-size", 60)
 # Its name does not resolve, as errors.md says of a Mac in a VPN.

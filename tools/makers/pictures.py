@@ -81,7 +81,7 @@ def kinks():
 
 def ladder():
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "tools.run", "--out", folder]
+        words = [sys.executable, "-m", "tools.run_lessons", "--out", folder]
         subprocess.run(words, cwd=launcher.ROOT, check=True)
         (FOLDER / "ladder.svg").write_bytes((Path(folder) / "ladder.svg").read_bytes())
 

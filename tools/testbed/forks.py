@@ -22,8 +22,8 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+from tools.testbed.command_environment import own_torchrun, python_path, short_folder
 from tools.testbed.processes import alive, session
-from tools.testbed.surroundings import own_torchrun, python_path, short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = ROOT / "lessons"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tools.testbed.surroundings import own_torchrun
+from tools.testbed.command_environment import own_torchrun
 
 PREFLIGHT = Path(__file__).resolve().parents[2] / "lessons/launch/preflight.py"
 HERE = Path(__file__).resolve().parent / "simulated_gpus"

@@ -25,7 +25,7 @@ import workload
 from tools.lessons import ROOT
 from tools.makers import machine, result_files, running
 from tools.testbed import pretending
-from tools.testbed.surroundings import own_torchrun, python_path
+from tools.testbed.command_environment import own_torchrun, python_path
 from workload.machine import unseen_gpu
 
 PROBES = Path(__file__).resolve().parent / "probes.py"

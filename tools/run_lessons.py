@@ -4,7 +4,7 @@ Ends with a table and with out/run/ladder.svg, a plot of all curves. A lesson wi
 runs on one process, and its curve is compared with that run. The lessons write into out/run, where no command
 of a page looks: otherwise lesson 05's command would find a finished run. Other arguments are passed to the
 lessons:
-python -m tools.run --epochs 2 --out elsewhere
+python -m tools.run_lessons --epochs 2 --out elsewhere
 """
 
 import argparse
