@@ -114,11 +114,12 @@ class Unit:
         shard = self.shard.detach().to(dtype)
         whole = shard.new_empty(dist.get_world_size() * len(shard))
         dist.all_gather_single(whole, shard)
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        parts = whole[: sum(sizes)].split(sizes)
-        return {
-            name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        weights = {}
+        place = 0
+        for name, shape in self.shapes.items():
+            weights[name] = whole[place : place + shape.numel()].view(shape)
+            place += shape.numel()
+        return weights
         # end
 
     def __call__(self, images):
@@ -143,7 +144,8 @@ class Pass(torch.autograd.Function):
         # cut 09.3: gather, compute, and keep what backward needs
         ctx.unit = unit
         ctx.save_for_backward(images)
-        return functional_call(unit.module, unit.gather(unit.dtype), images.to(unit.dtype)).float()
+        weights = unit.gather(unit.dtype)
+        return functional_call(unit.module, weights, images.to(unit.dtype)).float()
         # end
 
     @staticmethod
@@ -152,9 +154,13 @@ class Pass(torch.autograd.Function):
         # cut 09.3: gather again, compute again, and scatter the gradients
         unit, world_size = ctx.unit, dist.get_world_size()
         images = ctx.saved_tensors[0].detach().requires_grad_()
-        weights = {name: weight.requires_grad_() for name, weight in unit.gather(unit.dtype).items()}
+        weights = unit.gather(unit.dtype)
+        for weight in weights.values():
+            weight.requires_grad_()
         with torch.enable_grad():
             output = functional_call(unit.module, weights, images.to(unit.dtype)).float()
+
+        # What the output does not depend on gets a gradient of zeros.
         tensors = [images, *weights.values()]
         of_images, *gradients = torch.autograd.grad(output, tensors, slope, materialize_grads=True)
         shard = torch.empty_like(unit.shard)

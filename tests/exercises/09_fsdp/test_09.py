@@ -40,16 +40,23 @@ class Layers(nn.Module):
         super().__init__()
         if state and "unused" in state:
             self.unused = nn.Parameter(torch.tensor(0.0))
-        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in itertools.pairwise(widths))
+        self.layers = nn.ModuleList()
+        for inside, outside in itertools.pairwise(widths):
+            self.layers.append(nn.Linear(inside, outside))
         for name, parameter in self.named_parameters():
             parameter.data.copy_(state[name] if state else torch.tensor(0.01))
-        self.plain, self.skip, self.look, self.computed = plain, skip, look, set()
+        self.plain = plain
+        self.skip = skip
+        self.look = look
+        self.computed = set()  # the dtypes of images and weights
 
     def forward(self, images):
         self.computed |= {str(images.dtype)[6:], str(self.layers[0].weight.dtype)[6:]}
         for number, layer in enumerate(self.layers):
             if number not in self.skip:
-                images = layer(images) if self.plain else torch.tanh(layer(images))
+                images = layer(images)
+                if not self.plain:
+                    images = torch.tanh(images)
             if number == 0:
                 self.look(images)
         return images
@@ -59,7 +66,9 @@ def copied(value):
     """What is there now, if it is a tensor or a dict of them."""
     if isinstance(value, dict):
         return {str(name): copied(one) for name, one in value.items()}
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value
 
 
 def by_columns(tensor):
@@ -87,10 +96,16 @@ def split(student, me, cases):
 
 
 def begin(student, given):
+    """The student's units of this rank, and the modules inside them."""
     skips = given.get("skips", [()] * len(given["units"]))
     dtype = torch.bfloat16 if given.get("low") else torch.float32
-    modules = [Layers(**one, skip=skip) for one, skip in zip(given["units"], skips, strict=True)]
-    return [student.Unit(module, dtype) for module in modules], modules
+    units = []
+    modules = []
+    for one, skip in zip(given["units"], skips, strict=True):
+        module = Layers(**one, skip=skip)
+        modules.append(module)
+        units.append(student.Unit(module, dtype))
+    return units, modules
 
 
 def through(units, images):
@@ -102,15 +117,19 @@ def through(units, images):
 def use(student, me, given):
     """Make units; put other numbers into their shards; gather; compute without and with gradients."""
     units, modules = begin(student, given)
-    answer = {"sent": me.sent(), "shards": [copied(unit.shard) for unit in units], "passes": []}
-    answer["leaves"] = [unit.shard.is_leaf and unit.shard.requires_grad for unit in units]
-    for unit, shard in zip(units, given.get("shards", []), strict=False):
-        with torch.no_grad():
+    answer = {"sent": me.sent(), "shards": [], "leaves": [], "gathered": [], "passes": [], "state": []}
+    for unit in units:
+        answer["shards"].append(copied(unit.shard))
+        answer["leaves"].append(unit.shard.is_leaf and unit.shard.requires_grad)
+    with torch.no_grad():
+        for unit, shard in zip(units, given.get("shards", []), strict=False):
             unit.shard.copy_(shard)
-    answer["gathered"] = []
+
     for name in given.get("gather", []):
-        dtype = getattr(torch, name)
-        answer["gathered"].append([copied(unit.gather(dtype)) for unit in units])
+        gathered = []
+        for unit in units:
+            gathered.append(copied(unit.gather(getattr(torch, name))))
+        answer["gathered"].append(gathered)
     if "look" in given:
         with torch.no_grad():
             answer["looked"] = copied(through(units, given["look"]))
@@ -118,8 +137,11 @@ def use(student, me, given):
         answer["passes"].append(one_pass(units, batch, me))
     if "together" in given:
         answer["hooked"] = both_together(units, given["together"])
-    answer["state"] = [copied(unit.full_state()) for unit in units] if "state" in given else []
-    return answer | {"computed": [sorted(module.computed) for module in modules]}
+    if "state" in given:
+        for unit in units:
+            answer["state"].append(copied(unit.full_state()))
+    answer["computed"] = [sorted(module.computed) for module in modules]
+    return answer
 
 
 def one_pass(units, batch, me):
@@ -129,9 +151,11 @@ def one_pass(units, batch, me):
     output = through(units, images)
     sent = me.sent(calls)
     (output * by_columns(batch["slope"])).sum().backward()
-    came = {"output": copied(output), "images": images.grad, "sent": sent}
+    came = {"output": copied(output), "images": images.grad, "sent": sent, "shards": []}
     came["left alone"] = images.equal(batch["images"]) and images.requires_grad == batch["leaf"]
-    return came | {"shards": [copied(unit.shard.grad) for unit in units]}
+    for unit in units:
+        came["shards"].append(copied(unit.shard.grad))
+    return came
 
 
 def both_together(units, batches):
@@ -159,8 +183,11 @@ def train(student, me, given):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    shards = [unit.shard for unit in units]
-    return {"losses": losses, "shards": shards, "state": [unit.full_state() for unit in units]}
+    came = {"losses": losses, "shards": [], "state": []}
+    for unit in units:
+        came["shards"].append(unit.shard)
+        came["state"].append(unit.full_state())
+    return came
 
 
 def large(student, me, given):
@@ -186,8 +213,9 @@ def large(student, me, given):
         if middle.requires_grad:
             middle.register_hook(lambda slope: note_memory(f"when unit {number} computed in backward"))
 
-    count = range(1, given["count"] + 1)
-    units = [student.Unit(Layers(LARGE, plain=True, look=partial(look, number))) for number in count]
+    units = []
+    for number in range(1, given["count"] + 1):
+        units.append(student.Unit(Layers(LARGE, plain=True, look=partial(look, number))))
     note_memory("when all units were made")
     if not given["passes"]:
         return {"held": held}
@@ -212,8 +240,8 @@ def shapes_of(widths):
 
 
 def unit_of(*widths, unused=False):
-    """What a body needs to build a module. Weights are such that tanh is neither a line nor saturated. On
-    wish, it has one more parameter, which is a single number without dimensions and not used."""
+    """What a body needs to build a module. Weights are such that tanh is neither a line nor saturated. With
+    `unused`, it has one more parameter, which is a single number without dimensions and not used."""
     state = {}
     for name, shape in shapes_of(widths).items():
         is_bias = len(shape) == 1
@@ -234,18 +262,22 @@ def shards_of(tensors, world_size):
 
 
 def with_other_weights(unit):
-    state = {name: torch.randn_like(one) * 0.4 for name, one in unit["state"].items()}
+    state = {}
+    for name, one in unit["state"].items():
+        state[name] = torch.randn_like(one) * 0.4
     return unit | {"state": state}
 
 
 def other_shards(units, world_size):
     """Units with other weights, and the shards of them that each rank is given: such as no rank can have made
     from what it was given first."""
-    others = [with_other_weights(unit) for unit in units]
+    others = []
     of_ranks = [[] for _ in range(world_size)]
-    for unit in others:
-        for mine, shard in zip(of_ranks, shards_of(unit["state"].values(), world_size), strict=True):
-            mine.append(shard.float())
+    for unit in units:
+        other = with_other_weights(unit)
+        others.append(other)
+        for rank, shard in enumerate(shards_of(other["state"].values(), world_size)):
+            of_ranks[rank].append(shard.float())
     return others, of_ranks
 
 
@@ -267,16 +299,18 @@ def mean_gradients(module, count):
 def right(units, batches):
     """Outputs and gradients of the images of each rank, and each unit's gradients: the mean over ranks."""
     modules = doubled(units)
-    outputs, slopes = [], []
+    expected = {"outputs": [], "slopes": [], "means": []}
     for batch in batches:
         for module, skip in zip(modules, batch.get("skips", [()] * len(units)), strict=True):
             module.skip = skip
         images = batch["images"].double().requires_grad_()
         output = through(modules, images)
         (output * batch["slope"].double()).sum().backward()
-        outputs.append(output.detach())
-        slopes.append(images.grad if batch["leaf"] else None)
-    return outputs, slopes, [mean_gradients(module, len(batches)) for module in modules]
+        expected["outputs"].append(output.detach())
+        expected["slopes"].append(images.grad if batch["leaf"] else None)
+    for module in modules:
+        expected["means"].append(mean_gradients(module, len(batches)))
+    return expected
 
 
 def added(means, others):
@@ -329,8 +363,10 @@ def use_on_each(units, **each):
     world_size = len(next(iter(each.values())))
     inputs = []
     for rank in range(world_size):
-        own = {name: some[rank] for name, some in each.items()}
-        inputs.append({"units": units} | own)
+        given = {"units": units}
+        for name, of_ranks in each.items():
+            given[name] = of_ranks[rank]
+        inputs.append(given)
     return run(use, inputs)
 
 
@@ -341,7 +377,8 @@ def test_2a_the_shard_is_a_leaf(world_size):
     for rank, came in enumerate(run(use, [{"units": units}] * world_size)):
         for number, (words, unit) in enumerate(numbered(units)):
             what = f"the shard of {words} on rank {rank}"
-            check_tensor(what, came["shards"][number], shards_of(unit["state"].values(), world_size)[rank])
+            shard = shards_of(unit["state"].values(), world_size)[rank]
+            check_tensor(what, came["shards"][number], shard)
             words = f"{what} is not a leaf that requires a gradient"
             require(came["leaves"][number], words, "a tensor that an optimizer accepts")
         words = f"rank {rank} sent {came['sent']:.0f} bytes when the units were made"
@@ -398,23 +435,31 @@ def test_3a_what_the_module_would_return():
 
 
 def batch_of(units, images, leaf=False, more=()):
-    inside, outside = units[0]["widths"][0], units[-1]["widths"][-1]
+    inside = units[0]["widths"][0]
+    outside = units[-1]["widths"][-1]
     return {"images": floats(images, *more, inside), "slope": floats(images, *more, outside), "leaf": leaf}
 
 
+def one_pass_each(batches):
+    """What each rank is given of these batches: a list of passes, with its own batch alone."""
+    return [[batch] for batch in batches]
+
+
 def check_pass(units, ranks, number, expected, sums=None):
-    """One pass on all ranks: outputs, gradients of images, and each rank's shard of the mean."""
-    outputs, slopes, means = expected
+    """One pass on all ranks: outputs, gradients of images, and each rank's shard of the mean gradients, or of
+    `sums` where the gradients of earlier passes are still there."""
+    gradients = sums or expected["means"]
     for rank, came in enumerate(ranks):
         where = f"on rank {rank} after pass {number + 1}"
         one = came["passes"][number]
-        check_tensor(f"the output of the units {where}", one["output"], outputs[rank])
+        check_tensor(f"the output of the units {where}", one["output"], expected["outputs"][rank])
         for place, (words, _) in reversed(list(enumerate(numbered(units)))):  # as backward goes through them
-            shard = shards_of((sums or means)[place], len(ranks))[rank]
+            shard = shards_of(gradients[place], len(ranks))[rank]
             what = f"the gradient of the shard of {words} {where}"
             check_tensor(what, one["shards"][place], shard, relative=5e-5)
-        if slopes[rank] is not None:
-            check_tensor(f"the gradient of the images {where}", one["images"], slopes[rank], relative=5e-5)
+        slope = expected["slopes"][rank]
+        if slope is not None:
+            check_tensor(f"the gradient of the images {where}", one["images"], slope, relative=5e-5)
         words = f"the caller's images {where} have other numbers, or require a gradient"
         require(one["left alone"], f"{words}: your code has changed the caller's tensor", "unchanged images")
 
@@ -429,7 +474,7 @@ def test_3b_the_mean_gradient(world_size):
     if world_size == 3:
         leaf, more = True, (2,)
     batches = [batch_of(units, rank + 2, leaf, more) for rank in range(world_size)]
-    ranks = use_on_each(units, shards=shards, passes=[[batch] for batch in batches])
+    ranks = use_on_each(units, shards=shards, passes=one_pass_each(batches))
     check_pass(units, ranks, 0, right(others, batches))
 
 
@@ -441,28 +486,32 @@ def test_3c_gradients_add_up():
     # For each rank, which layers it leaves out of unit 1 and of unit 2.
     skips = [[[0, 1, 2], [0]], [[1], [0]], [[], [0]]]
     passes = []
-    for more in (
-        0,
-        1,
-        2,
-        2,
-    ):  # images; the last two passes must be alike, or a mistake there is an error of shapes
-        passes.append([batch_of(units, rank + 1 + more) | {"skips": skips[rank]} for rank in range(3)])
-    one_by_one = list(zip(*passes[:2], strict=True))
-    together = list(zip(*passes[2:], strict=True))
+    # The last two passes have equally many images: otherwise, a mistake there is an error about shapes.
+    for more_images in (0, 1, 2, 2):
+        batches = []
+        for rank in range(3):
+            batches.append(batch_of(units, rank + 1 + more_images) | {"skips": skips[rank]})
+        passes.append(batches)
+    one_by_one = []
+    together = []
+    for rank in range(3):
+        one_by_one.append([passes[0][rank], passes[1][rank]])
+        together.append([passes[2][rank], passes[3][rank]])
     ranks = use_on_each(units, skips=skips, passes=one_by_one, together=together)
 
-    first, second, third, fourth = [right(units, batches) for batches in passes]
+    first, second, third, fourth = (right(units, batches) for batches in passes)
     check_pass(units, ranks, 0, first)
-    check_pass(units, ranks, 1, second, added(first[2], second[2]))
-    both = added(third[2], fourth[2])
+    check_pass(units, ranks, 1, second, added(first["means"], second["means"]))
+    both = added(third["means"], fourth["means"])
     for rank, came in enumerate(ranks):
         for place, (words, _) in enumerate(numbered(units)):
-            got = [slope for slope in came["hooked"][place] if slope is not None]
+            total = None
+            for slope in came["hooked"][place]:
+                if slope is not None:
+                    total = slope if total is None else total + slope
             what = f"the gradient that a hook of the shard of {words} is given on rank {rank}"
             what += " after 2 forward, then 2 backward"
-            shard = shards_of(both[place], 3)[rank]
-            check_tensor(what, sum(got) if got else None, shard, relative=5e-5)
+            check_tensor(what, total, shards_of(both[place], 3)[rank], relative=5e-5)
 
 
 def test_3d_gathered_before_use_and_freed_after_it():
@@ -474,11 +523,13 @@ def test_3d_gathered_before_use_and_freed_after_it():
     part = (ranks - 1) / ranks * ONE
     shard = count * ONE / ranks
     words = "the shards and the weights of this unit"
-    forth, back = [], []
+    forth = []
+    back = []
     for number in range(1, count + 1):
+        forth.append((f"when unit {number} computed in forward", shard + 2.5 * ONE, words))
+        # Backward has come to this unit from the last one: each unit between has the gradient of its shard.
         slopes = (count - number) * ONE / ranks
         more = f"{words}, and gradients of {so_many(count - number, 'shard')}"
-        forth.append((f"when unit {number} computed in forward", shard + 2.5 * ONE, words))
         back.insert(0, (f"when unit {number} computed in backward", shard + slopes + 3 * ONE, more))
     forth.append(("after forward", shard + ONE, "the shards, no weights"))
     back.append(("after backward", 2 * shard + ONE, "the shards and their gradients"))
@@ -504,7 +555,8 @@ def whole_numbers(low, high, *shape):
 def low_unit(inside, outside):
     """A linear layer whose weights are whole numbers and a bit more, which bfloat16 does not hold. Sums and
     products are whole numbers that it does hold: whatever order they come in, they are exact."""
-    state, finer = {}, {}
+    state = {}
+    finer = {}
     for name, shape in shapes_of([inside, outside]).items():
         state[name] = whole_numbers(1, 7, *shape)
         finer[name] = state[name] * (1 + 2.0**-10)
@@ -521,7 +573,7 @@ def test_4a_weights_travel_and_compute_in_bfloat16():
         images = whole_numbers(1, 5, 1, 3)
         slope = whole_numbers(1, 3, 1, 4)
         batches.append({"images": images, "slope": slope, "leaf": True})
-    ranks = use_on_each([unit], low=[True] * 3, passes=[[batch] for batch in batches])
+    ranks = use_on_each([unit], low=[True] * 3, passes=one_pass_each(batches))
     for rank, came in enumerate(ranks):
         what = f"the shard on rank {rank}, of a unit in bfloat16"
         check_tensor(what, came["shards"][0], shards_of(unit["state"].values(), 3)[rank], relative=1e-6)
@@ -547,8 +599,9 @@ def test_4b_sums_stay_in_float32():
             slope = slope * 2 * integers(8, 11, 1, 3)
         batches.append({"images": images, "slope": slope, "leaf": False})
     # The outputs of rank 0 may be too large to be exact in bfloat16; gradients of the weights are exact.
-    _, _, (means,) = right([rounded], batches)
-    for rank, came in enumerate(use_on_each([unit], low=[True] * 2, passes=[[batch] for batch in batches])):
+    (means,) = right([rounded], batches)["means"]
+    ranks = use_on_each([unit], low=[True] * 2, passes=one_pass_each(batches))
+    for rank, came in enumerate(ranks):
         what = f"the gradient of the shard on rank {rank}"
         shard = shards_of(means, 2)[rank]
         check_tensor(what, came["passes"][0]["shards"][0], shard, relative=1e-6)
@@ -594,7 +647,9 @@ def test_5b_the_same_training(world_size):
 
     # In one process, on the whole batches, in float64.
     modules = doubled(units)
-    parameters = itertools.chain(*(module.parameters() for module in modules))
+    parameters = []
+    for module in modules:
+        parameters.extend(module.parameters())
     optimizer = torch.optim.SGD(parameters, lr, momentum=momentum)
     losses = []
     for batch in batches:
@@ -608,7 +663,9 @@ def test_5b_the_same_training(world_size):
     for rank in range(world_size):
         own = []
         for batch in batches:
-            own.append({name: one.chunk(world_size)[rank] for name, one in batch.items()})
+            images = batch["images"].chunk(world_size)[rank]
+            slope = batch["slope"].chunk(world_size)[rank]
+            own.append({"images": images, "slope": slope})
         inputs.append({"units": units, "batches": own, "lr": lr, "momentum": momentum})
     ranks = run(train, inputs)
     for step, expected in enumerate(losses):
