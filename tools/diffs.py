@@ -353,7 +353,14 @@ def sentences_on(before, after, chosen=()):
     try:
         return Diff(before, after, SENTENCES.get(after, {}), chosen)
     except ValueError as error:
-        sys.exit(f"error: notebooks/show/sentences.py, {after}: {error}")
+        sys.exit(f"error: {error}")
+
+
+def check_sentences(notebook):
+    """Exit with a message if a diff that the notebook will show lacks a sentence, or has an old one."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and SHOWN.search(cell.source):
+            diff_of(cell)
 
 
 def with_diffs(notebook):

@@ -324,7 +324,9 @@ def main(stems):
     together = []
     alone = []
     for path in chosen:
-        if read(path).metadata.get("rungs", {}).get("alone"):
+        notebook = read(path)
+        diffs.check_sentences(notebook)  # before minutes are spent on executing cells
+        if notebook.metadata.get("rungs", {}).get("alone"):
             alone.append(path)
         else:
             together.append(path)

@@ -70,4 +70,5 @@ def write_files_silently():
 
 def curve(out, stem):
     """What a lesson wrote about each epoch."""
-    return [json.loads(line) for line in (Path(out) / f"{stem}.jsonl").read_text().splitlines()]
+    lines = (Path(out) / f"{stem}.jsonl").read_text().splitlines()
+    return list(map(json.loads, lines))

@@ -5,12 +5,15 @@ import ast
 import matplotlib.pyplot as plt
 import torch
 
-from show.pictures import DARK, GREEN, GREY, INK, RANKS, RED, SKY, picture, tile
+from show.pictures import GREEN, GREY, INK, RANKS, RED, SKY, picture
 
 
 def diary(path):
     """The values that a process wrote down for each step: the step of the run comes first, then the time."""
-    return [tuple(map(ast.literal_eval, line.split())) for line in path.read_text().splitlines()]
+    steps = []
+    for line in path.read_text().splitlines():
+        steps.append(tuple(map(ast.literal_eval, line.split())))
+    return steps
 
 
 def size_of(value):
@@ -19,24 +22,39 @@ def size_of(value):
         return value.nbytes
     if isinstance(value, dict):
         value = list(value.values())
-    return sum(map(size_of, value)) if isinstance(value, list | tuple) else len(str(value))
+    if isinstance(value, list | tuple):
+        return sum(map(size_of, value))
+    return len(str(value))
 
 
 def root_cause(text):
     """The lines of torchrun's report that name the process that failed first."""
     head, *report = text.partition("Root Cause")[2].splitlines()
-    lines = [line.split("(pid")[0].rstrip() for line in report if "rank  " in line or "exitcode" in line]
-    return "\n".join(["Root Cause" + head, *lines])
+    lines = ["Root Cause" + head]
+    for line in report:
+        if "rank  " in line or "exitcode" in line:
+            lines.append(line.split("(pid")[0].rstrip())
+    return "\n".join(lines)
 
 
 def columns(steps, *numbers):
-    return [[step[number] for step in steps] for number in numbers]
+    """These columns of a diary, for axes.plot."""
+    found = []
+    for number in numbers:
+        found.append([step[number] for step in steps])
+    return found
+
+
+def repeated(before, after):
+    """The steps that the killed run had taken, too, since the last snapshot."""
+    killed_after = before[-1][0]
+    return [step for step in after if step[0] <= killed_after]
 
 
 def draw_over_time(whole, before, after, killed_at):
     """The step over time: of an uninterrupted run, and of one that was killed and resumed."""
     last = before[-1]
-    again = [step for step in after if step[0] <= last[0]]
+    again = repeated(before, after)
     began = before[0][1]
     pause = last[1] - began, after[0][1] - began
 
@@ -64,8 +82,10 @@ def draw_over_time(whole, before, after, killed_at):
 
 def draw_loss(whole, before, after, same_bytes):
     """README shows this picture: the loss of a run that was killed and resumed, on an uninterrupted run's."""
-    killed, saved, end = before[-1][0], after[0][0] - 1, whole[-1][0]
-    again = [step for step in after if step[0] <= killed]
+    killed = before[-1][0]
+    saved = after[0][0] - 1
+    end = whole[-1][0]
+    again = repeated(before, after)
 
     def draw(steps, **looks):
         axes.plot(*columns(steps, 0, 2), solid_capstyle="butt", **looks)
@@ -101,63 +121,13 @@ def draw_loss(whole, before, after, same_bytes):
     )
 
 
-def draw_kept(kept, steps):
-    """How many steps of a crashed run each lesson keeps, and how many it has to repeat."""
-    _, axes = plt.subplots(figsize=(5, 2.2))
-    for row, (name, number) in enumerate(reversed(kept.items())):
-        first = row == 0
-        axes.barh(name, number, color=tile(SKY, 0.6), label="kept" if first else None)
-        axes.barh(
-            name,
-            steps - number,
-            left=number,
-            color=tile(RED, 0.6),
-            hatch="//",
-            edgecolor="white",
-            lw=0,
-            label="repeated" if first else None,
-        )
-        for words, middle in ((number, number / 2), (steps - number, (steps + number) / 2)):
-            axes.text(middle, row, words, ha="center", va="center", color=DARK, size=11)
-    axes.set(xlabel="step of the run", title=f"A crash after step {steps}")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.3), ncols=2)
-    told = [f"{name} keeps {number} and repeats {steps - number}" for name, number in kept.items()]
-    picture(f"Of {steps} steps before a crash, {'; '.join(told)}.")
-
-
-STYLES = ["-", "--", "-.", ":", (0, (5, 1)), "-"]
-COLOURS = [*RANKS[:4], INK, RED]
-
-
-def draw_drift(runs, before, next_epoch, at):
-    """How far the weights of resumed runs are from those of an uninterrupted one, a curve for each part that
-    was left out. The next epoch begins after so many steps; `at` is where the words for that stand."""
-    _, axes = plt.subplots(figsize=(5, 4))
-    told = []
-    for number, (left_out, distances) in enumerate(runs.items()):
-        far = [(step, distance) for step, distance in enumerate(distances, 1) if distance > 0]
-        label = f"without {left_out}"
-        axes.plot(*zip(*far, strict=True), ls=STYLES[number], color=COLOURS[number], lw=2, label=label)
-        largest = max(distance for _, distance in far)
-        told.append(f"{label} they differ from step {far[0][0]} on, by up to {largest:.1g}")
-    axes.axvline(before + 0.5, color=GREY, lw=1)
-    axes.text(*at, f"epoch {next_epoch} begins", ha="right" if at[0] < before else "left", size=10)
-    axes.set(yscale="log", xlabel="steps since the snapshot", ylabel="largest difference of a weight")
-    axes.set_title("How far the resumed run is off")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.16), ncols=2)
-    picture(
-        "How far the weights of a resumed run are from the weights of an uninterrupted run, after each step: "
-        f"{'; '.join(told)}. A log axis cannot show a difference of 0."
-    )
-
-
 def draw_stop(diaries, told_at):
     """The last steps of each process, before and after one of them is told to stop."""
     _, axes = plt.subplots(figsize=(5, 3))
     for rank, steps in enumerate(diaries):
-        points = [(when - told_at, number) for number, when, *_ in steps][-7:]
-        looks = {"color": RANKS[rank], "ms": 9 - 4 * rank, "label": f"process {rank}"}
-        axes.plot(*zip(*points, strict=True), "o-", **looks)
+        numbers, times = columns(steps[-7:], 0, 1)
+        since = [when - told_at for when in times]
+        axes.plot(since, numbers, "o-", color=RANKS[rank], ms=9 - 4 * rank, label=f"process {rank}")
     end = diaries[0][-1][0]
     axes.axvline(0, color=RED, ls="--", lw=1.2, label="SIGTERM to process 1")
     axes.axhline(end, color=GREY, lw=1)
@@ -165,7 +135,8 @@ def draw_stop(diaries, told_at):
     axes.set_title("Both processes stop after the same step")
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="upper left")
-    more = sum(when > told_at for _, when, *_ in diaries[1])
+    _, times = columns(diaries[1], 0, 1)
+    more = sum(when > told_at for when in times)
     picture(
         f"The last steps of both processes. Process 1 gets SIGTERM. Both processes finish {more} more steps "
         f"and stop after step {end}."

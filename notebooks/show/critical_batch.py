@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy
 
 from show.pictures import BLUE, GREY, picture
 
@@ -14,7 +15,7 @@ FILE = Path(__file__).with_suffix(".jsonl")
 
 def newest():
     """What the file says about the job and the machine, and a row for each run."""
-    about, *rows = [json.loads(line) for line in FILE.read_text().splitlines()]
+    about, *rows = map(json.loads, FILE.read_text().splitlines())
     return about | {"rows": rows}
 
 
@@ -47,7 +48,9 @@ def fit(steps):
     """
     best = None
     for critical in range(1, 2001):
-        logs = [math.log(found / model(size, 1, critical)) for size, found in steps.items()]
+        logs = []
+        for size, found in steps.items():
+            logs.append(math.log(found / model(size, 1, critical)))
         error = statistics.pvariance(logs)
         if best is None or error < best[0]:
             best = error, math.exp(statistics.mean(logs)), critical
@@ -58,7 +61,8 @@ def fits_without_one(steps):
     """The critical batch sizes of the fits in which one of the batch sizes is left out."""
     found = []
     for left_out in steps:
-        others = {size: count for size, count in steps.items() if size != left_out}
+        others = dict(steps)
+        del others[left_out]
         found.append(fit(others)[1])
     return found
 
@@ -66,17 +70,21 @@ def fits_without_one(steps):
 def draw(best, fewest, critical):
     """Steps by batch size, and the fitted curve with its two limits, which meet at the critical batch."""
     sizes = list(best)
-    low, high = sizes[0] / 1.3, sizes[-1] * 1.3
-    along = [low * (high / low) ** (part / 200) for part in range(201)]
+    low = sizes[0] / 1.3
+    high = sizes[-1] * 1.3
+    along = numpy.geomspace(low, high, 201)
     axes = plt.figure(figsize=(5, 4)).add_subplot()
     limits = {"color": GREY, "lw": 1.5}
-    axes.plot(along, [model(size, fewest, critical) for size in along], color=BLUE, lw=2)
-    axes.plot(along, [fewest * critical / size for size in along], "--", **limits)
+    axes.plot(along, model(along, fewest, critical), color=BLUE, lw=2)
+    axes.plot(along, fewest * critical / along, "--", **limits)
     axes.axhline(fewest, ls="--", **limits)
     axes.axvline(critical, ls=":", **limits)
+    said = []
     for size, (_, steps) in best.items():
+        middle = statistics.median(steps)
         axes.plot([size] * len(steps), steps, "o", color=BLUE, ms=5, mfc="none")
-        axes.plot(size, statistics.median(steps), "o", color=BLUE, ms=8)
+        axes.plot(size, middle, "o", color=BLUE, ms=8)
+        said.append(f"{middle:.0f} at {size}")
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(fewest / 1.6, 1000))
     axes.set(xlabel="batch size", title="steps until the held-out loss is 0.3")
     axes.set_xticks(sizes, list(map(str, sizes)))
@@ -85,9 +93,8 @@ def draw(best, fewest, critical):
     axes.text(low * 1.05, fewest * 0.93, f"never fewer than {fewest:.0f} steps", va="top")
     axes.text(critical * 1.08, 800, f"critical batch: {critical}", va="top")
     axes.text(low * 1.05, 160, "twice the batch,\nhalf the steps", va="top")
-    said = ", ".join(f"{statistics.median(steps):.0f} at {size}" for size, (_, steps) in best.items())
     picture(
         "Steps until the held-out loss is 0.3 by batch size, both axes logarithmic: the median of three "
-        f"seeds is {said}. A fitted curve follows a line that falls as the batch grows, and bends at a batch "
-        f"size of {critical} toward a horizontal line at {fewest:.0f} steps."
+        f"seeds is {', '.join(said)}. A fitted curve follows a line that falls as the batch grows, and bends "
+        f"at a batch size of {critical} toward a horizontal line at {fewest:.0f} steps."
     )

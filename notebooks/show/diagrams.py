@@ -1,37 +1,18 @@
 """Who does what: the diagrams at the beginning of notebooks."""
 
-import matplotlib.pyplot as plt
-
 from show.pictures import (
     BLUE,
     GREEN,
     GREY,
-    INK,
     ORANGE,
     PINK,
     RANKS,
-    RED,
     SKY,
     arrow,
     box,
     canvas,
     picture,
 )
-
-
-def one_step(parameters):
-    axes = canvas(3.8, 4, across=10, down=10.5)
-    box(axes, 0.4, 8.2, 9.2, 2, "images", "12,000 to train on, 2,000 to test on", GREY)
-    arrow(axes, (5, 8.1), (5, 6.9), "120 at a time", at=(1.9, -0.25))
-    axes.add_patch(plt.Rectangle((0.2, 0.2), 9.6, 6.6, fill=False, edgecolor=BLUE, lw=1.5))
-    axes.text(5, 6.2, "process 0", ha="center", va="center", weight="bold")
-    model = f"model: {parameters:,} parameters\ngradients\noptimizer: momentum"
-    box(axes, 0.7, 3.0, 8.6, 2.7, "device: GPU 0, or the CPU", model, ORANGE)
-    box(axes, 0.7, 0.5, 8.6, 2.2, "files", "a line for each epoch (.jsonl)\nthe weights (.pt)", GREEN)
-    picture(
-        "14,000 images go into one process, 120 at a time. The process has one device, with the model of "
-        f"{parameters:,} parameters, its gradients and the optimizer. It writes the curve and the weights."
-    )
 
 
 def data_parallel():
@@ -65,28 +46,6 @@ def ddp():
     picture(
         "Two processes, rank 0 and rank 1. Each has 60 of the 120 images of a batch, the model and the "
         "optimizer. They exchange only the average of the gradients."
-    )
-
-
-def one_snapshot():
-    axes = canvas(5, 4.9, across=10, down=9.8)
-    box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun", "starts and watches both", GREY)
-    for rank, left in ((0, 0.1), (1, 6.7)):
-        box(axes, left, 5.4, 3.2, 1.9, f"process {rank}", "model, optimizer,\nits images", RANKS[rank])
-    arrow(axes, (3.2, 8.4), (1.9, 7.4))
-    arrow(axes, (6.8, 8.4), (8.1, 7.4))
-    arrow(axes, (3.4, 6.4), (6.6, 6.4), "gradients", both=True, size=9)
-    box(axes, 0.3, 3.1, 2.7, 1.1, "temporary file", colour=ORANGE)
-    box(axes, 0.1, 0.2, 3.2, 1.7, "snapshot", "complete,\nor not there", GREEN)
-    arrow(axes, (1.7, 5.3), (1.7, 4.3), "1 write", at=(-0.8, -0.15), size=9)
-    arrow(axes, (1.7, 3.0), (1.7, 2.0), "2 rename", at=(-0.9, -0.15), size=9)
-    arrow(axes, (3.4, 1.6), (7.6, 5.3), colour=GREEN)
-    arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
-    axes.text(4.7, 3.7, "3 load,\nat the start", size=9, color=GREEN, ha="center")
-    picture(
-        "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, "
-        "process 0 writes a temporary file and renames it to be the snapshot. At the start, both processes "
-        "load the snapshot."
     )
 
 
@@ -165,67 +124,4 @@ def mixed_precision():
         "One step of two processes. Each has its weights in 32 bits, takes two micro-batches forward and "
         "backward in 16 bits, and adds up their gradients in 32 bits. One all-reduce averages them between "
         "the processes after the last micro-batch. Then the optimizer of each makes its step."
-    )
-
-
-def real_training():
-    axes = canvas(5, 5.6, down=14.6)
-    duties = {
-        "images": "its part of the batch",
-        "augment": "by seed, epoch, index",
-        "forward": "batch norm",
-        "backward": "gradients",
-        "optimizer": "rate by formula",
-        "validate": "its part of the images",
-        "best? stop?": "by the sum of all",
-    }
-    talks = {"forward": "means,\nvariances", "backward": "DDP:\naverage", "validate": "right\nanswers"}
-    for rank, left in ((0, 0.1), (1, 9.9)):
-        axes.text(left + 3, 14.2, f"process {rank}", weight="bold", size=10, ha="center", color=RANKS[rank])
-        for number, (part, duty) in enumerate(duties.items()):
-            box(axes, left, 12.2 - 2 * number, 6.0, 1.6, part, duty, RANKS[rank])
-    for number, part in enumerate(duties):
-        if part in talks:
-            middle = 13 - 2 * number
-            arrow(axes, (6.2, middle - 0.55), (9.8, middle - 0.55), both=True, colour=RED)
-            axes.text(8, middle + 0.35, talks[part], ha="center", va="center", size=9, color=RED)
-    picture(
-        "Two processes, each with seven parts from top to bottom: images, augment, forward, backward, "
-        "optimizer, validate, and the decision which epoch is best and whether to stop. Arrows join them at "
-        "forward (means and variances of batch norm), at backward (gradients) and at validate (right "
-        "answers)."
-    )
-
-
-def fsdp():
-    axes = canvas(5, 5.4, down=14.2)
-    moments = {
-        "between steps": ("shard", "weights, momentum"),
-        "forward": ("whole layer", "computes"),
-        "after forward": ("shard", "weights, momentum"),
-        "backward": ("whole layer", "whole gradient"),
-        "after backward": ("shard", "weights, momentum, gradient"),
-    }
-    words = ["all-gather", "reshard", "all-gather", "reduce-scatter"]
-    for number, (moment, (title, text)) in enumerate(moments.items()):
-        bottom = 11.2 - 2.75 * number
-        axes.text(8, bottom + 2.1, moment, weight="bold", size=10, ha="center", va="center")
-        for rank, left in ((0, 0.1), (1, 8.3)):
-            colour = GREY if "whole" in title else RANKS[rank]
-            name = title if "whole" in title else f"its {title}"
-            box(axes, left, bottom, 7.6, 1.55, name, text, colour)
-            if number < 4:
-                x, side = (0.8, "left") if rank == 0 else (15.2, "right")  # outside, beside the moments
-                arrow(axes, (x, bottom - 0.05), (x, bottom - 1.15))
-                collective = RED if number != 1 else INK
-                at = x + (0.4 if rank == 0 else -0.4)
-                axes.text(at, bottom - 0.6, words[number], size=9, va="center", ha=side, color=collective)
-    for rank, left in ((0, 0.1), (1, 8.3)):
-        x = left + 3.8
-        axes.text(x, 13.8, f"process {rank}", size=10, color=RANKS[rank], ha="center", weight="bold")
-    picture(
-        "One layer on two processes during a step. Between steps each has its shard of weights and "
-        "momentum. An all-gather makes the layer whole for the forward pass, then it is resharded; a second "
-        "all-gather makes it whole for the backward pass; a reduce-scatter leaves each its shard of the "
-        "gradient."
     )

@@ -10,5 +10,7 @@ RANK_SCRIPTS = ROOT / "notebooks/show/rank_scripts"  # what scripts import that 
 
 def python_path(*folders):
     """For the environment of a process: it looks for modules in these folders, then where this one does."""
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])
+    places = list(map(str, folders))
+    if os.environ.get("PYTHONPATH"):
+        places.append(os.environ["PYTHONPATH"])
+    return os.pathsep.join(places)

@@ -45,8 +45,16 @@ STYLE = {
 def picture(alt, figure=None):
     """Show what has been drawn. `alt` is for those who cannot see it: what it shows, and what that says."""
     figure = figure or plt.gcf()
-    width = figure.get_figwidth()
-    shrunk = min(1, PHONE / (width * DPI))
+    require_large_letters(figure)
+    page = io.BytesIO()
+    figure.savefig(page, format="png", dpi=2 * DPI)
+    require_free_edges(page)
+    plt.close(figure)
+    display(Image(page.getvalue(), width=round(figure.get_figwidth() * DPI), alt=alt))
+
+
+def require_large_letters(figure):
+    shrunk = min(1, PHONE / (figure.get_figwidth() * DPI))
     figure.canvas.draw()  # or labels that matplotlib makes itself would not be there yet
     for text in figure.findobj(Text):
         height = text.get_size() * DPI / 72 * shrunk
@@ -55,19 +63,20 @@ def picture(alt, figure=None):
                 f"on a phone, {text.get_text()!r} is {height:.1f} dots high, less than {SMALLEST}: "
                 "make the letters larger or the picture narrower (4 inches, and rows in place of columns)"
             )
-    page = io.BytesIO()
-    figure.savefig(page, format="png", dpi=2 * DPI)
+
+
+def require_free_edges(page):
     page.seek(0)
     opaque = plt.imread(page)[..., 3] > 0
-    if any(edge.any() for edge in (opaque[0], opaque[-1], opaque[:, 0], opaque[:, -1])):
-        raise ValueError("something is cut off at an edge: make the label shorter or the picture larger")
-    plt.close(figure)
-    display(Image(page.getvalue(), width=round(width * DPI), alt=alt))
+    for edge in (opaque[0], opaque[-1], opaque[:, 0], opaque[:, -1]):
+        if edge.any():
+            raise ValueError("something is cut off at an edge: make the label shorter or the picture larger")
 
 
 def tile(colour, strength):
     """A colour to fill with where letters must be read: opaque and pale, so DARK stands out on any page."""
-    return tuple(1 - strength * (1 - part) for part in to_rgb(colour))
+    red, green, blue = to_rgb(colour)
+    return 1 - strength * (1 - red), 1 - strength * (1 - green), 1 - strength * (1 - blue)
 
 
 def canvas(width=5, height=3, across=16, down=6):
@@ -121,8 +130,10 @@ HATCHES = {RED: "////", ORANGE: "////"}  # whoever sees no colours sees lines
 
 def timeline(axes, rows, colours, unit="ms"):
     """A row for each name, top first; in it a bar for each (start, end, kind)."""
+    used = set()
     for number, bars in enumerate(rows.values()):
         for begin, end, kind in bars:
+            used.add(kind)
             colour = colours[kind]
             axes.barh(
                 -number,
@@ -134,17 +145,17 @@ def timeline(axes, rows, colours, unit="ms"):
                 edgecolor="white",
                 linewidth=0.4,
             )
-    axes.set_yticks([-number for number in range(len(rows))], list(rows))
+    axes.set_yticks(range(0, -len(rows), -1), list(rows))
     axes.set_ylim(-len(rows) + 0.4, 0.6)
     axes.set_xlabel(unit)
     axes.tick_params(axis="y", length=0)
-    used = {kind for bars in rows.values() for _, _, kind in bars}
-    handles = [
-        plt.Rectangle((0, 0), 1, 1, facecolor=colour, hatch=HATCHES.get(colour), edgecolor="white")
-        for kind, colour in colours.items()
-        if kind in used
-    ]
-    names = [kind for kind in colours if kind in used]
+    handles = []
+    names = []
+    for kind, colour in colours.items():
+        if kind in used:
+            hatch = HATCHES.get(colour)
+            handles.append(plt.Rectangle((0, 0), 1, 1, facecolor=colour, hatch=hatch, edgecolor="white"))
+            names.append(kind)
     axes.legend(
         handles, names, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names), borderaxespad=0.2
     )
@@ -155,9 +166,9 @@ def curves(axes, runs, key="loss"):
     for number, (label, rows) in enumerate(runs.items()):
         width = 2 + 3.0 * (len(runs) - 1 - number)
         colour = [SKY, ORANGE, INK, GREEN, PINK][number % 5]
-        axes.plot(
-            [row["epoch"] for row in rows], [row[key] for row in rows], label=label, color=colour, lw=width
-        )
+        epochs = [row["epoch"] for row in rows]
+        values = [row[key] for row in rows]
+        axes.plot(epochs, values, label=label, color=colour, lw=width)
     axes.set(xlabel="epoch", ylabel=key)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend()

@@ -22,17 +22,22 @@ class Running:
     """A command that runs in processes of its own, while the notebook goes on."""
 
     def __init__(self, words, environment=None, prefix="", where=None, stdin=subprocess.DEVNULL):
-        self.began, self.seconds, self.prefix = time.monotonic(), None, prefix
-        self.text, self.where, self.news = "", where, queue.Queue()
+        self.began = time.monotonic()
+        self.seconds = None
+        self.prefix = prefix
+        self.text = ""
+        self.where = where
+        self.news = queue.Queue()
         # Jupyter asks for colours, and for pictures in the page: a script has neither.
         jupyters = ("MPLBACKEND", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PAGER", "GIT_PAGER")
-        inherited = {name: value for name, value in os.environ.items() if name not in jupyters}
+        complete = {name: value for name, value in os.environ.items() if name not in jupyters}
+        complete["PYTHONUNBUFFERED"] = "1"
+        complete["PYTHONPATH"] = python_path(LESSONS)
+        complete["SHARE_GPU"] = "1"  # where there are fewer GPUs than processes, they share: see README
+        complete.update(environment or {})
         self.process = subprocess.Popen(
             words,
-            # Where there are fewer GPUs than processes, they share: see README.
-            env=inherited
-            | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": python_path(LESSONS), "SHARE_GPU": "1"}
-            | (environment or {}),
+            env=complete,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -141,47 +146,65 @@ def ranks(script, world_size, limit=60, environment=None, quiet=False):
     WORLD_SIZE, STORE (a new file to meet at) and RESULT (a file for what it has to say to the notebook)."""
     folder = Path(script).resolve().parent / f"{Path(script).stem}-{time.time_ns()}"
     folder.mkdir()
-    running, deadline = [], time.monotonic() + limit
+    deadline = time.monotonic() + limit
+    running = []
     for rank in range(world_size):
-        names = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "STORE": folder / "store"}
-        names |= {"RESULT": folder / f"{rank}.json", "OMP_NUM_THREADS": 1}
-        names |= {"PYTHONPATH": python_path(LESSONS, RANK_SCRIPTS)} | (environment or {})
-        names = {name: str(value) for name, value in names.items()}
+        variables = {
+            "RANK": rank,
+            "WORLD_SIZE": world_size,
+            "LOCAL_RANK": rank,
+            "STORE": folder / "store",
+            "RESULT": folder / f"{rank}.json",
+            "OMP_NUM_THREADS": 1,
+            "PYTHONPATH": python_path(LESSONS, RANK_SCRIPTS),
+        }
+        variables.update(environment or {})
+        as_text = {name: str(value) for name, value in variables.items()}
         words = [sys.executable, str(script)]
-        running.append(Running(words, names, f"rank {rank} | ", folder / f"{rank}.json"))
+        running.append(Running(words, as_text, f"rank {rank} | ", folder / f"{rank}.json"))
+
     try:
-        while any(one.seconds is None for one in running) and time.monotonic() < deadline:
+        while still_running(running) and time.monotonic() < deadline:
             time.sleep(0.02)
-            for one in running:
-                while not one.news.empty():
-                    line = one.news.get()
-                    if line is not None and not quiet:
-                        print(folded(one.prefix + line), end="", flush=True)
+            print_news(running, quiet)
     finally:
-        late = [str(rank) for rank, one in enumerate(running) if one.seconds is None]
+        late = still_running(running)
         for one in running:
             one.end()
     if late:
         print(f"(rank {', '.join(late)}: still there after {limit} seconds, ended by the notebook)")
+    print_news(running, quiet)
+    for rank, one in enumerate(running):
+        if one.code == -signal.SIGABRT:
+            raise RuntimeError(f"rank {rank} aborted")  # its work may have been done: nobody would notice
+    return running
+
+
+def still_running(running):
+    """The ranks that have not ended, as words."""
+    return [str(rank) for rank, one in enumerate(running) if one.seconds is None]
+
+
+def print_news(running, quiet):
+    """Print what the ranks have written since the last time; when quiet, drop it."""
     for one in running:
         while not one.news.empty():
             line = one.news.get()
             if line is not None and not quiet:
                 print(folded(one.prefix + line), end="", flush=True)
-    if aborted := [rank for rank, one in enumerate(running) if one.code == -signal.SIGABRT]:
-        raise RuntimeError(f"rank {aborted[0]} aborted")  # its work may have been done: nobody would notice
-    return running
+
+
+WRAP = textwrap.TextWrapper(86, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def folded(text, sign=""):
     """No line longer than a page shows. `sign` ends those that go on: in a shell's command a backslash."""
-    return "".join(
-        f"{sign}\n".join(
-            textwrap.wrap(line, 86, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-        )
-        + "\n" * line.endswith("\n")
-        for line in text.splitlines(keepends=True)
-    )
+    lines = []
+    for line in text.splitlines(keepends=True):
+        lines.append(f"{sign}\n".join(WRAP.wrap(line)))
+        if line.endswith("\n"):
+            lines.append("\n")
+    return "".join(lines)
 
 
 LOG = re.compile(

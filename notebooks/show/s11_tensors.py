@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy
 
 from show.pictures import BLUE, DARK, GREY, INK, RANKS, RED, arrow, box, canvas, picture, tile
-from show.shades import readable
+from show.rank_inks import RED_INK
 
 
 def draw_two_ways():
@@ -136,7 +136,7 @@ def draw_block(find):
                 ("↓", 0.05, names_of(forward_at(counts, layer))),
             ):
                 for kind in kinds:
-                    axes.text(left + 3.3, bottom + height, f"{sign} {kind}", size=9, color=readable(RED))
+                    axes.text(left + 3.3, bottom + height, f"{sign} {kind}", size=9, color=RED_INK)
     words = "↓ forward   ↑ backward\nblue: rank 0   orange: rank 1   grey: both ranks, all of it"
     axes.text(8, 0.6, words, ha="center", va="center", size=9, linespacing=1.5)
     picture(
@@ -212,8 +212,8 @@ def draw_bytes(results):
     for row in results:
         if row["way"] == "data":
             axes.plot(row["hidden"], row["sent"], "s", color=GREY)
-    axes.text(600, 1.5e6, "tensor parallel,\n8 images", ha="center", va="top", color=readable(RED))
-    axes.text(50, 2.2e6, "tensor parallel,\n32 images", ha="center", va="bottom", color=readable(RED))
+    axes.text(600, 1.5e6, "tensor parallel,\n8 images", ha="center", va="top", color=RED_INK)
+    axes.text(50, 2.2e6, "tensor parallel,\n32 images", ha="center", va="bottom", color=RED_INK)
     axes.text(330, 4.5e7, "data parallel,\nany batch", ha="right", va="center")
     axes.set(xscale="log", yscale="log", xlabel="hidden size", ylabel="bytes into collectives, a step")
     sizes = (32, 64, 128, 256, 512, 1024)

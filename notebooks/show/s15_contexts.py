@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 
 from parts.ring_attention import ORDERS, chunks_of
 from show.pictures import DARK, GREY, INK, RANKS, RED, SKY, arrow, canvas, picture, tile
-from show.shades import readable
+from show.rank_inks import INK_OF_RANK
 
 
 def draw_blocks(processes=4):
@@ -63,7 +63,7 @@ def draw_ring(processes=4):
                 arrow(axes, (left + 3.3, top + 1.2), (left + 4.2, top - 0.2), colour=RANKS[owner])
     for rank in range(processes):
         middle = top - 3.2 * (rank + 1) + 2.0
-        colour = readable(RANKS[rank])
+        colour = INK_OF_RANK[rank]
         axes.text(0, middle, f"rank {rank}", va="center", color=colour, weight="bold", size=10)
     picture(
         f"The ring on {processes} ranks. In step 1, each rank computes with its own keys and values. After "

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy
 
 from show.pictures import BLUE, DARK, GREY, INK, ORANGE, RANKS, RED, arrow, box, canvas, picture, tile
-from show.shades import readable
+from show.rank_inks import INK_OF_RANK, RED_INK
 
 # On two processes, experts 0 and 1 are on rank 0, and experts 2 and 3 on rank 1.
 EXPERTS = [BLUE, tile(BLUE, 0.45), ORANGE, tile(ORANGE, 0.45)]
@@ -23,7 +23,7 @@ def draw_ways():
     arrow(axes, (5.6, 6.6), (10.4, 4.8), colour=RED, both=True)
     arrow(axes, (10.4, 6.6), (5.6, 4.8), colour=RED, both=True)
     words = "dark orange: all-to-all, tokens there, outputs back"
-    axes.text(8, 1.1, words, ha="center", size=9, color=readable(RED))
+    axes.text(8, 1.1, words, ha="center", size=9, color=RED_INK)
     axes.text(8, 0, "everything else is on both, as in lesson 04", ha="center", size=9)
     picture(
         "Rank 0 has its own texts, a router and experts 0 and 1. Rank 1 has its own texts, a router and "
@@ -49,7 +49,7 @@ def draw_route(chosen):
 
     for rank, left in enumerate(LEFT_OF_RANK):
         words = f"rank {rank}: experts {2 * rank}, {2 * rank + 1}"
-        axes.text(left, 18.3, words, weight="bold", size=10, color=readable(RANKS[rank]))
+        axes.text(left, 18.3, words, weight="bold", size=10, color=INK_OF_RANK[rank])
     stages = (
         (16.2, "tokens in the order of the texts, with their experts' numbers", own),
         (13.0, "1  sorted by expert", ordered),
@@ -62,7 +62,7 @@ def draw_route(chosen):
         for left, row in zip(LEFT_OF_RANK, rows, strict=True):
             draw_tokens(axes, left, bottom, row)
 
-    axes.text(6.75, 13.85, "2  counts", ha="center", va="center", size=9, color=readable(RED))
+    axes.text(6.75, 13.85, "2  counts", ha="center", va="center", size=9, color=RED_INK)
     arrow(axes, (4.75, 13.3), (8.75, 13.3), colour=RED, both=True)
     draw_all_to_all(axes, ordered, 12.95, arrived, 10.0)
     draw_all_to_all(axes, arrived, 7.85, ordered, 5.6)
@@ -88,7 +88,7 @@ def draw_all_to_all(axes, before, top, after, bottom):
                 colour = GREY if sender == receiver else RED
                 arrow(axes, (start, top), (end, bottom), colour=colour)
     middle = (top + bottom) / 2
-    axes.text(6.2, middle + 0.95, "all-to-all", ha="center", va="center", size=9, color=readable(RED))
+    axes.text(6.2, middle + 0.95, "all-to-all", ha="center", va="center", size=9, color=RED_INK)
 
 
 def middle_of(group, row, left):
@@ -133,16 +133,16 @@ def draw_bytes(counted, whole):
     """Bytes that leave a process in a step: by the formula (hollow), and counted by the kernel (filled)."""
     axes = plt.figure(figsize=(4.6, 3.6)).add_subplot()
     sizes = (1, 2, 4, 8)
-    for per_token, colour, mark, words in (
-        (2, RED, "s", "two experts per token"),
-        (1, INK, "o", "one expert per token"),
+    for per_token, colour, ink, mark, words in (
+        (2, RED, RED_INK, "s", "two experts per token"),
+        (1, INK, INK, "o", "one expert per token"),
     ):
         formula = [per_token * whole * (n - 1) / n**2 / 1e6 for n in sizes]
         axes.plot(sizes, formula, marker=mark, color=colour, mfc="none", ms=12, ls=":", lw=1)
         for (n, each), sent in counted.items():
             if each == per_token:
                 axes.plot(n, sent / 1e6, mark, color=colour, ms=5)
-        axes.text(4.3, formula[2] + 0.12, words, color=readable(colour))
+        axes.text(4.3, formula[2] + 0.12, words, color=ink)
     axes.set_xticks(sizes)
     axes.set(xlabel="processes (8: with eight experts)", ylabel="MB that leave each process")
     axes.set_ylim(-0.2, 3.2)

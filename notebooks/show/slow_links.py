@@ -19,16 +19,23 @@ JOB = {"epochs": 8, "look_every": 20, "enough": 0.97}
 
 def newest():
     """What the file says about the machine, and a row for each rate and way."""
-    run, *rows = [json.loads(line) for line in FILE.read_text().splitlines()]
+    run, *rows = map(json.loads, FILE.read_text().splitlines())
     return run | {"rows": rows}
 
 
 def rates_of(result):
-    return list(dict.fromkeys(row["rate"] for row in result["rows"]))
+    rates = []
+    for row in result["rows"]:
+        if row["rate"] not in rates:
+            rates.append(row["rate"])
+    return rates
 
 
 def head(result):
-    return ["way", "steps to 97%", "MB sent", *(f"seconds, {rate}" for rate in rates_of(result))]
+    names = ["way", "steps to 97%", "MB sent"]
+    for rate in rates_of(result):
+        names.append(f"seconds, {rate}")
+    return names
 
 
 def table(result):
@@ -36,16 +43,21 @@ def table(result):
     lines = []
     for way, name in WAYS.items():
         rows = [row for row in result["rows"] if row["way"] == way]
-        times = [seconds(row) for row in rows]
+        times = list(map(seconds, rows))
         end = rows[0]["ends"][0]
         steps = "never" if math.inf in times else str(end["step"])
-        shown = ["never" if each == math.inf else f"{each:.0f}" for each in times]
-        lines.append([name, steps, f"{end['sent'] / 1e6:.1f}", *shown])
+        line = [name, steps, f"{end['sent'] / 1e6:.1f}"]
+        for each in times:
+            line.append("never" if each == math.inf else f"{each:.0f}")
+        lines.append(line)
     return lines
 
 
 def seconds(row):
     """Until it reached the accuracy: the median of all repeats, or infinite if one never did."""
-    if any(end["accuracy"] < JOB["enough"] for end in row["ends"]):
-        return math.inf
-    return statistics.median(end["seconds"] for end in row["ends"])
+    times = []
+    for end in row["ends"]:
+        if end["accuracy"] < JOB["enough"]:
+            return math.inf
+        times.append(end["seconds"])
+    return statistics.median(times)

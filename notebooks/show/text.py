@@ -12,8 +12,6 @@ from IPython.display import display
 from show.folders import LESSONS
 from show.sentences import SENTENCES
 
-LONGEST = 12  # lines of a fence: more than that nobody reads at once
-
 
 class Diff:
     """Two files, and a sentence on each place where they differ.
@@ -23,79 +21,103 @@ class Diff:
     """
 
     def __init__(self, before, after, sentences, places=()):
-        names = [LESSONS / f"{stem}.py" for stem in (before, after)]
-        self.names = [path.name for path in names]
-        self.lines = [path.read_text().splitlines() for path in names]
-        matcher = difflib.SequenceMatcher(None, *self.lines, autojunk=False)
-        self.hunks = list(matcher.get_grouped_opcodes(1))
-        firsts = [anchor for anchor in sentences if anchor[:2] not in ("+ ", "- ")]
-        if len(self.hunks) != len(firsts):
-            places = "".join(
-                f"\n  {number}: {self.changed(hunk)[0][1].strip()}"
-                for number, hunk in enumerate(self.hunks, 1)
-            )
-            raise ValueError(
-                f"{len(self.hunks)} places differ, but there are {len(firsts)} sentences. Places:{places}"
-            )
-        self.parts = []  # a sentence, and its lines with their signs
-        number_of_parts = []
-        hunks = iter(enumerate(self.hunks, 1))
-        for anchor, sentence in sentences.items():
-            if anchor in firsts:
-                number, hunk = next(hunks)
-                self.check(number, hunk, anchor)
-                self.parts.append((sentence, list(self.all(hunk))))
-            else:
-                self.parts.append((sentence, self.split(anchor)))
-            number_of_parts.append(number)
+        self.sentences_of = f"notebooks/show/sentences.py, {after}"  # for messages: where to correct them
+        paths = [LESSONS / f"{before}.py", LESSONS / f"{after}.py"]
+        self.names = [path.name for path in paths]
+        self.before, self.after = [path.read_text().splitlines() for path in paths]
+        self.hunks = self.compare()
+        self.require_one_sentence_each(sentences)
+
         self.places = sorted(places) or list(range(1, len(self.hunks) + 1))
         if not 1 <= self.places[0] <= self.places[-1] <= len(self.hunks):
             raise ValueError(f"there are places 1 to {len(self.hunks)}, not {self.places}")
-        self.parts = [part for part, of in zip(self.parts, number_of_parts, strict=True) if of in self.places]
+
+        self.parts = []  # a sentence, and its lines with their signs
+        for place, sentence, lines in self.cut(sentences):
+            if place in self.places:
+                self.parts.append((sentence, lines))
+
+    def compare(self):
+        """The places that differ: of each, its lines with their signs, and one line around them."""
+        matcher = difflib.SequenceMatcher(None, self.before, self.after, autojunk=False)
+        hunks = []
+        for changes in matcher.get_grouped_opcodes(1):
+            hunk = []
+            for kind, low, high, start, end in changes:
+                if kind == "equal":
+                    hunk += with_sign(" ", self.before[low:high])
+                else:
+                    hunk += with_sign("-", self.before[low:high])
+                    hunk += with_sign("+", self.after[start:end])
+            hunks.append(hunk)
+        return hunks
+
+    def require_one_sentence_each(self, sentences):
+        count = 0
+        for key in sentences:
+            if not begins_a_further_part(key):
+                count += 1
+        if count == len(self.hunks):
+            return
+
+        places = []
+        for number, hunk in enumerate(self.hunks, 1):
+            places.append(f"\n  {number}: {first_change(hunk)}")
+        raise ValueError(
+            f"{self.sentences_of}: {len(self.hunks)} places differ, but there are {count} sentences. "
+            f"Places:{''.join(places)}"
+        )
+
+    def cut(self, sentences):
+        """All parts, in the order of the file: the number of the place, the sentence, and the lines."""
+        parts = []
+        place = 0
+        lines = []
+        for key, sentence in sentences.items():
+            if begins_a_further_part(key):
+                lines = self.split(lines, key)
+            else:
+                place += 1
+                lines = list(self.hunks[place - 1])
+                self.require_words(place, key)
+            parts.append((place, sentence, lines))
+        return parts
+
+    def require_words(self, place, key):
+        hunk = self.hunks[place - 1]
+        lines = [line for _, line in changed(hunk)]
+        if key not in "\n".join(lines):
+            raise ValueError(
+                f"{self.sentences_of}: place {place}, which begins with {first_change(hunk)!r}, does not "
+                f"change {key!r}"
+            )
+
+    def split(self, lines, key):
+        """Take from the last part the lines from the one that begins so."""
+        sign, beginning = key[0], key[2:].strip()
+        for number, (own, line) in enumerate(lines):
+            if number > 0 and own == sign and line.strip().startswith(beginning):
+                rest = lines[number:]
+                del lines[number:]
+                return rest
+        raise ValueError(f"{self.sentences_of}: no line before the next place begins with {key!r}")
 
     def in_order(self):
         return sorted(self.parts, key=self.order)
 
     def order(self, part):
         """Code comes first, because it is what a lesson teaches; then imports, then the docstrings."""
-        for number, kind in enumerate((ast.Import | ast.ImportFrom, ast.Expr), 1):
-            tops = {sign: lines_of(kind, lines) for sign, lines in zip("-+", self.lines, strict=True)}
-            if all(line in tops[sign] for sign, line in part[1] if sign != " " and line):
-                return number
+        _, lines = part
+        if self.changes_only(ast.Import | ast.ImportFrom, lines):
+            return 1
+        if self.changes_only(ast.Expr, lines):
+            return 2
         return 0
 
-    def check(self, number, hunk, anchor):
-        if anchor not in "\n".join(line for _, line in self.changed(hunk)):
-            first = self.changed(hunk)[0][1].strip()
-            raise ValueError(f"place {number}, which begins with {first!r}, does not change {anchor!r}")
-
-    def split(self, anchor):
-        """Take from the last part the lines from the one that begins so."""
-        sign, beginning = anchor[0], anchor[2:].strip()
-        lines = self.parts[-1][1]
-        for number, (own, line) in enumerate(lines[1:], 1):
-            if own == sign and line.strip().startswith(beginning):
-                rest = lines[number:]
-                del lines[number:]
-                return rest
-        raise ValueError(f"no line before the next place begins with {anchor!r}")
-
-    def too_long(self):
-        """The first lines of the parts that have too many."""
-        return [lines[0][1].strip() for _, lines in self.parts if len(lines) > LONGEST]
-
-    def all(self, hunk):
-        """The lines of a place, each with its sign; those around it have none."""
-        before, after = self.lines
-        for kind, low, high, start, end in hunk:
-            if kind == "equal":
-                yield from ((" ", line) for line in before[low:high])
-            else:
-                yield from (("-", line) for line in before[low:high])
-                yield from (("+", line) for line in after[start:end])
-
-    def changed(self, hunk):
-        return [(sign, line) for sign, line in self.all(hunk) if sign != " "]
+    def changes_only(self, kind, lines):
+        """Whether the changed lines all belong to statements of this kind."""
+        statements = {"-": lines_of(kind, self.before), "+": lines_of(kind, self.after)}
+        return all(line in statements[sign] for sign, line in changed(lines) if line)
 
     def head(self):
         text = f"`{self.names[0]}` to `{self.names[1]}`"
@@ -106,37 +128,61 @@ class Diff:
     def __repr__(self):
         text = []
         for sentence, lines in self.in_order():
-            changed = [f"{sign} {line}" for sign, line in lines if sign != " "]
-            text += [f"# {sentence}", *changed, ""]
+            text.append(f"# {sentence}")
+            for sign, line in changed(lines):
+                text.append(f"{sign} {line}")
+            text.append("")
         return "\n".join(text)
 
     def _repr_html_(self):
         """For JupyterLab, which colours no lines of a fence. `make notebooks` drops it, because GitHub
         would show it without colours."""
         colours = {"+": "rgba(46, 160, 67, 0.2)", "-": "rgba(248, 81, 73, 0.2)", " ": "transparent"}
+        style = "overflow-x: auto; white-space: pre"  # a wrapped line would look like two
         text = [f"<p>{marked(self.head())}</p>"]
         for sentence, lines in self.in_order():
-            rows = "".join(
-                f'<div style="background: {colours[sign]}">{html.escape(f"{sign} {line}")}</div>'
-                for sign, line in lines
-            )
-            style = "overflow-x: auto; white-space: pre"  # a wrapped line would look like two
-            text.append(f'<p>{marked(sentence)}</p><pre style="{style}">{rows}</pre>')
+            rows = []
+            for sign, line in lines:
+                code = html.escape(f"{sign} {line}")
+                rows.append(f'<div style="background: {colours[sign]}">{code}</div>')
+            text.append(f'<p>{marked(sentence)}</p><pre style="{style}">{"".join(rows)}</pre>')
         return "\n".join(text)
 
     def _repr_markdown_(self):
         """GitHub shows no colours of ours and no columns, but it colours the lines of a fence."""
         text = [self.head()]
         for sentence, lines in self.in_order():
-            fence = [f"{sign} {line}".rstrip() for sign, line in lines]
+            fence = []
+            for sign, line in lines:
+                fence.append(f"{sign} {line}".rstrip())
             text.append("\n".join([escaped(sentence), "", "```diff", *fence, "```"]))
         return "\n\n".join(text)
 
 
+def begins_a_further_part(key):
+    return key.startswith(("+ ", "- "))
+
+
+def with_sign(sign, lines):
+    return [(sign, line) for line in lines]
+
+
+def changed(lines):
+    """Without the lines around a change, which have no sign."""
+    return [(sign, line) for sign, line in lines if sign != " "]
+
+
+def first_change(hunk):
+    return changed(hunk)[0][1].strip()
+
+
 def lines_of(kind, lines):
     """The lines of a script's statements of this kind. An expression there is the docstring."""
-    nodes = [node for node in ast.parse("\n".join(lines)).body if isinstance(node, kind)]
-    return {line for node in nodes for line in lines[node.lineno - 1 : node.end_lineno]}
+    found = set()
+    for node in ast.parse("\n".join(lines)).body:
+        if isinstance(node, kind):
+            found.update(lines[node.lineno - 1 : node.end_lineno])
+    return found
 
 
 def diff(before, after, places=()):
@@ -161,28 +207,42 @@ def source(what, name=None):
     if name is None:
         text = inspect.getsource(what)
     else:
-        whole = (LESSONS / f"{what}.py").read_text()
-        found = next(node for node in ast.parse(whole).body if getattr(node, "name", None) == name)
-        first = min([found.lineno, *(line.lineno for line in found.decorator_list)])
-        text = "\n".join(whole.splitlines()[first - 1 : found.end_lineno])
+        script = (LESSONS / f"{what}.py").read_text()
+        text = code_of(name, script)
     display(Source(text.rstrip()), metadata={"rungs": "source"})
+
+
+def code_of(name, script):
+    """A function or a class of a script, with its decorators."""
+    for node in ast.parse(script).body:
+        if getattr(node, "name", None) == name:
+            first = node.decorator_list[0] if node.decorator_list else node
+            return "\n".join(script.splitlines()[first.lineno - 1 : node.end_lineno])
+    raise ValueError(f"the script has nothing that is called {name}")
 
 
 class Table:
     def __init__(self, head, rows):
-        self.rows = [[str(cell) for cell in row] for row in [head, *rows]]
+        self.rows = []
+        for row in (head, *rows):
+            self.rows.append(list(map(str, row)))
 
     def __repr__(self):
-        widths = [max(len(cell) for cell in column) for column in zip(*self.rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in self.rows
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        widths = []
+        for column in zip(*self.rows, strict=True):
+            widths.append(max(map(len, column)))
+        lines = []
+        for row in self.rows:
+            cells = map(str.ljust, row, widths)
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
 
     def _repr_markdown_(self):
-        rows = [[escaped(cell) for cell in row] for row in self.rows]
-        rows.insert(1, ["---"] * len(rows[0]))
-        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        lines = []
+        for row in self.rows:
+            lines.append(f"| {' | '.join(map(escaped, row))} |")
+        lines.insert(1, f"| {' | '.join(['---'] * len(self.rows[0]))} |")
+        return "\n".join(lines)
 
 
 def marked(text):
@@ -192,8 +252,11 @@ def marked(text):
 
 def escaped(text):
     """Text of which Markdown understands nothing but its backquotes."""
-    parts = re.split(r"(`[^`]*`)", text)
-    parts[::2] = [re.sub(r"([\\*_<>\[\]$~])", r"\\\1", part) for part in parts[::2]]
+    parts = []
+    for number, part in enumerate(re.split(r"(`[^`]*`)", text)):
+        if number % 2 == 0:  # the others are code, in backquotes
+            part = re.sub(r"([\\*_<>\[\]$~])", r"\\\1", part)
+        parts.append(part)
     return "".join(parts).replace("|", r"\|").replace("\n", " ")
 
 

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
-from show.pictures import RANKS, curves, picture
+from show.pictures import curves, picture
 
 
 def draw_images(digits, rows=4):
@@ -32,22 +32,14 @@ def draw_curves(runs):
         f"and the accuracy rises from {first[0]['accuracy']:.1%} to {first[-1]['accuracy']:.1%}"
     )
     if others:
-        rows = [pair for other in others for pair in zip(first, other, strict=True)]
-        off = max(abs(other["loss"] / own["loss"] - 1) for own, other in rows)
+        off = max(off_by(first, other) for other in others)
         words += f". The curves lie on one another: the losses differ by at most {off:.0e} of their value"
     picture(f"Loss and accuracy of {', '.join(runs)}: {words}.")
 
 
-def draw_parts(seconds, steps, device):
-    """Where the time of a step goes: {part: the seconds that it took in all steps}."""
-    whole = sum(seconds.values())
-    spent = {part: 1000 * of_part / steps for part, of_part in seconds.items()}
-    _, axes = plt.subplots(figsize=(4, 2))
-    for row, (part, colour) in enumerate(zip(spent, RANKS, strict=True)):
-        axes.barh(row, spent[part], color=colour)
-        axes.text(spent[part], row, f" {spent[part]:.1f} ms, {seconds[part] / whole:.1%}", va="center")
-    axes.set_yticks(range(len(spent)), spent)
-    axes.invert_yaxis()
-    axes.set(xlabel=f"milliseconds (mean of {steps} steps)", xlim=(0, 1.4 * max(spent.values())))
-    words = ", ".join(f"{part} {length:.1f} ms" for part, length in spent.items())
-    picture(f"Where the time of a step goes on the {device}: {words}.")
+def off_by(rows, other_rows):
+    """How far the losses of two runs are apart at most, as a part of their value."""
+    largest = 0
+    for row, other in zip(rows, other_rows, strict=True):
+        largest = max(largest, abs(other["loss"] / row["loss"] - 1))
+    return largest

@@ -136,10 +136,20 @@ def test_a_diff_has_a_sentence_for_each_place(tmp_path, monkeypatch):
         "Now it is `loud`.\n\n```diff\n  one\n- two\n+ TWO < b\n  three\n```\n\n"
         "One more.\n\n```diff\n  six\n+ seven\n```"
     )
-    with pytest.raises(ValueError, match="2 places differ, but there are 1 sentences"):
+    to_correct = r"^notebooks/show/sentences\.py, b: "
+    with pytest.raises(ValueError, match=to_correct + "2 places differ, but there are 1 sentences"):
         show.Diff("a", "b", {"TWO": "x"})
-    with pytest.raises(ValueError, match="place 1, which begins with 'two', does not change 'seven'"):
+    with pytest.raises(ValueError, match=to_correct + "place 1, which .* 'two', does not change 'seven'"):
         show.Diff("a", "b", {"seven": "y", "TWO": "x"})
+    with pytest.raises(ValueError, match=to_correct + r"no line before the next place begins with '\+ six'"):
+        show.Diff("a", "b", {"TWO": "x", "+ six": "y", "seven": "z"})
+
+
+def test_a_missing_sentence_is_named_before_a_notebook_is_executed(monkeypatch):
+    monkeypatch.setitem(show.sentences.SENTENCES, "05_snapshots", {})
+    monkeypatch.setattr(notebooks, "make", lambda path: pytest.fail("it was executed"))
+    with pytest.raises(SystemExit, match=r"error: notebooks/show/sentences\.py, 05_snapshots: 5 places"):
+        notebooks.main(["05_snapshots"])
 
 
 def test_a_picture_is_sharp_and_says_in_words_what_it_shows(out, monkeypatch):

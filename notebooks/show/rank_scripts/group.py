@@ -10,9 +10,10 @@ from torch.nn.functional import cross_entropy
 
 import workload  # noqa: F401 - at exit it ends the threads of the group
 
-rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-meet, limit = f"file://{os.environ['STORE']}", timedelta(seconds=60)
-dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=limit)
+rank = int(os.environ["RANK"])
+world_size = int(os.environ["WORLD_SIZE"])
+store = f"file://{os.environ['STORE']}"
+dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=world_size)
 
 
 def finish(result=None):

@@ -26,4 +26,11 @@ def connections():
 def count_bytes():
     """[sent, received] over all connections together; None where nothing counts them."""
     found = list(connections())
-    return [sum(row[2] for row in found), sum(row[3] for row in found)] if found else None
+    if not found:
+        return None
+    total_sent = 0
+    total_received = 0
+    for _, _, sent, received in found:
+        total_sent += sent
+        total_received += received
+    return [total_sent, total_received]

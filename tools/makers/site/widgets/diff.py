@@ -33,7 +33,16 @@ PRESETS = {  # labels, and the numbers of two lessons; the first is what the pag
 }
 SENTENCE = re.compile(r"(?m)^(\S.*)\n\n```diff")
 show = extract.functions(
-    ROOT / "notebooks/show/text.py", "Diff", "escaped", LESSONS=ROOT / "lessons", difflib=difflib, re=re
+    ROOT / "notebooks/show/text.py",
+    "Diff",
+    "begins_a_further_part",
+    "with_sign",
+    "changed",
+    "first_change",
+    "escaped",
+    LESSONS=ROOT / "lessons",
+    difflib=difflib,
+    re=re,
 )
 
 
