@@ -36,8 +36,12 @@ import torch.distributed as dist
 def gpipe(stage, stages, microbatches):
     """Return the schedule of one stage: all forwards, then all backwards, both in micro-batch order."""
     # cut 10.1: GPipe: all forwards, then all backwards
-    numbers = range(microbatches)
-    return [("forward", number) for number in numbers] + [("backward", number) for number in numbers]
+    schedule = []
+    for number in range(microbatches):
+        schedule.append(("forward", number))
+    for number in range(microbatches):
+        schedule.append(("backward", number))
+    return schedule
     # end
 
 
@@ -51,10 +55,15 @@ def one_forward_one_backward(stage, stages, microbatches):
     """
     # cut 10.2: 1F1B: each backward as soon as possible
     ahead = min(stages - 1 - stage, microbatches)
-    schedule = [("forward", number) for number in range(ahead)]
+    schedule = []
+    for number in range(ahead):
+        schedule.append(("forward", number))
     for number in range(microbatches - ahead):
-        schedule += [("forward", ahead + number), ("backward", number)]
-    return schedule + [("backward", number) for number in range(microbatches - ahead, microbatches)]
+        schedule.append(("forward", ahead + number))
+        schedule.append(("backward", number))
+    for number in range(microbatches - ahead, microbatches):
+        schedule.append(("backward", number))
+    return schedule
     # end
 
 
@@ -77,28 +86,41 @@ def timeline(schedules, forward_times, backward_times):
     """
     # cut 10.3: the timeline: when each action begins and ends
     times = {"forward": forward_times, "backward": backward_times}
-    ends, lines = {}, [[] for _ in schedules]
+    ends = {}  # when each action ends, known once the action has its place on a line
+    lines = [[] for _ in schedules]
 
-    def needed(stage, action, number):
-        if action == "forward":
-            return [("forward", number, stage - 1)] if stage > 0 else []
-        own, after = ("forward", number, stage), ("backward", number, stage + 1)
-        return [own, after] if stage + 1 < len(schedules) else [own]
+    def actions_before(stage, action, number):
+        """The actions that must have ended before this one begins."""
+        before = []
+        if action == "forward" and stage > 0:
+            before.append(("forward", number, stage - 1))
+        if action == "backward":
+            before.append(("forward", number, stage))
+        if action == "backward" and stage + 1 < len(schedules):
+            before.append(("backward", number, stage + 1))
+        return before
 
-    for _ in range(sum(len(schedule) for schedule in schedules)):
+    # In each round, every stage whose next action can begin puts this action on its line.
+    progress = True
+    while progress:
+        progress = False
         for stage, (schedule, line) in enumerate(zip(schedules, lines, strict=True)):
             if len(line) == len(schedule):
                 continue
             action, number = schedule[len(line)]
-            needs = needed(stage, action, number)
-            if all(need in ends for need in needs):
-                begin = max([ends[need] for need in needs] + [end for _, end in line[-1:]], default=0)
+            before = actions_before(stage, action, number)
+            if all(other in ends for other in before):
+                begin = line[-1][1] if line else 0
+                for other in before:
+                    begin = max(begin, ends[other])
                 end = begin + times[action][stage]
                 line.append((begin, end))
                 ends[action, number, stage] = end
-                break
-        else:
-            raise ValueError("the stages wait for each other for ever")
+                progress = True
+
+    for schedule, line in zip(schedules, lines, strict=True):
+        if len(line) < len(schedule):
+            raise ValueError("the stages wait for each other forever")
     return lines
     # end
 
@@ -110,8 +132,13 @@ def idle_share(lines):
     idle all the time.
     """
     # cut 10.4: idle time
-    busy = sum(end - begin for line in lines for begin, end in line)
-    return 1 - busy / (len(lines) * max(end for line in lines for _, end in line))
+    busy = 0
+    last_end = 0
+    for line in lines:
+        for begin, end in line:
+            busy += end - begin
+            last_end = max(last_end, end)
+    return 1 - busy / (len(lines) * last_end)
     # end
 
 
@@ -122,9 +149,13 @@ def activations_held(schedule):
     backward. A stage without an action holds none.
     """
     # cut 10.4: memory
-    held = most = 0
+    held = 0
+    most = 0
     for action, _ in schedule:
-        held += 1 if action == "forward" else -1
+        if action == "forward":
+            held += 1
+        else:
+            held -= 1
         most = max(most, held)
     return most
     # end
@@ -172,7 +203,10 @@ def run(schedule, module, inputs, targets, loss_function, shape):
     # cut 10.5: one stage at work, in its own process
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     microbatches = len(schedule) // 2
-    total, held, outputs_sent, gradients_sent = 0.0, {}, {}, []
+    total = 0.0
+    held = {}  # of each micro-batch between its forward and its backward: the input and the output
+    outputs_sent = {}  # the handle of each output's send, until the output's gradient has arrived
+    gradients_sent = []
     for action, number in schedule:
         if action == "forward":
             if rank == 0:

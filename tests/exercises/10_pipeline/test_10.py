@@ -16,6 +16,7 @@
 """
 
 import random
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -30,7 +31,8 @@ from torch import nn
 def ask(student, me, given):
     """What a function gives for each of several cases; None for a ValueError. And what it changed."""
     function = getattr(student, given["function"])
-    found, changed = [], []
+    found = []
+    changed = []
     for case in given["cases"]:
         arguments = pairs(case)
         try:
@@ -46,7 +48,10 @@ def pairs(value):
     """JSON has no tuples, and an action or an interval is one."""
     if value and type(value[0]) in (str, float) and len(value) == 2 and type(value[1]) in (int, float):
         return tuple(value)
-    return [pairs(one) if isinstance(one, list) else one for one in value]
+    found = []
+    for one in value:
+        found.append(pairs(one) if isinstance(one, list) else one)
+    return found
 
 
 class Stage(nn.Module):
@@ -78,7 +83,9 @@ class Stage(nn.Module):
         note("forward", data, self.me.memory())
         output = torch.tanh(data @ self.weight)
         output.register_hook(lambda gradient: note("backward", gradient))
-        return output.T.contiguous().T if self.odd else output  # by columns, the same numbers
+        if self.odd:
+            output = output.T.contiguous().T  # by columns, the same numbers
+        return output
 
 
 def stage(student, me, given):
@@ -90,7 +97,7 @@ def stage(student, me, given):
     rest = given["images"], given["targets"], nn.functional.mse_loss, shape
     loss = student.run(schedule, module, *rest)
     found = {"loss": loss, "gradient": module.weight.grad, "weight": module.weight, "calls": [*me.calls]}
-    found["schedule"] = [*schedule]
+    found["schedule"] = list(schedule)
     if given["odd"]:  # a list that the first call has filled may let the second wait forever
         student.run(schedule, Stage(given | {"gradient": None}, me), *rest)
     return found
@@ -100,7 +107,8 @@ def stage(student, me, given):
 
 
 def answers(function, cases):
-    came = run(ask, [{"function": function, "cases": cases}], group=False)[0]
+    """What a function of the student's returns for each list of arguments, which it must leave alone."""
+    (came,) = run(ask, [{"function": function, "cases": cases}], group=False)
     changed = "".join(came["changed"][:1])
     words = f"{function} changes what it is given: after a call, its arguments are {changed:.150}"
     require(not changed, words, "lists that stay as they were")
@@ -108,14 +116,18 @@ def answers(function, cases):
 
 
 def gpipe(stage, stages, microbatches):
-    schedule = [["forward", number] for number in range(microbatches)]
-    schedule += [["backward", number] for number in range(microbatches)]
+    schedule = []
+    for action in ("forward", "backward"):
+        for number in range(microbatches):
+            schedule.append([action, number])
     return schedule
 
 
 def one_forward_one_backward(stage, stages, microbatches):
     """Whenever as many are held as there are stages from here to the end, a backward is due."""
-    schedule, forwards, backwards = [], 0, 0
+    schedule = []
+    forwards = 0
+    backwards = 0
     while backwards < microbatches:
         if forwards < microbatches and forwards - backwards < stages - stage:
             schedule.append(["forward", forwards])
@@ -139,7 +151,10 @@ def parsed(*lines):
     names = {"F": "forward", "B": "backward"}
     schedules = []
     for line in lines:
-        schedules.append([[names[word[0]], int(word[1:])] for word in line.split()])
+        schedule = []
+        for word in line.split():
+            schedule.append([names[word[0]], int(word[1:])])
+        schedules.append(schedule)
     return schedules
 
 
@@ -148,7 +163,7 @@ def is_schedule(value):
     if not isinstance(value, list):
         return False
     for action in value:
-        if not isinstance(action, list) or [type(part) for part in action] != [str, int]:
+        if not isinstance(action, list) or list(map(type, action)) != [str, int]:
             return False
     return True
 
@@ -158,7 +173,8 @@ def check_schedules(function, sizes):
     tried(f"every stage, for these numbers of stages and micro-batches: {told}")
     cases = []
     for stages, microbatches in sizes:
-        cases += [[stage, stages, microbatches] for stage in range(stages)]
+        for stage in range(stages):
+            cases.append([stage, stages, microbatches])
     for case, schedule in zip(cases, answers(function.__name__, cases), strict=True):
         what = f"{function.__name__}{tuple(case)}"
         expected = function(*case)
@@ -195,18 +211,25 @@ def test_2b_fewer_microbatches_than_stages():
 
 def needs(schedules, stage, action, number):
     """What an action waits for, beside the action before it: (stage, action, number) of each."""
-    if action == "forward":
-        return [(stage - 1, action, number)] if stage else []
-    found = [(stage, "forward", number)]
-    if stage + 1 < len(schedules):
-        found.append((stage + 1, action, number))
+    found = []
+    if action == "forward" and stage > 0:
+        found.append((stage - 1, "forward", number))
+    if action == "backward":
+        found.append((stage, "forward", number))
+    if action == "backward" and stage + 1 < len(schedules):
+        found.append((stage + 1, "backward", number))
     return found
+
+
+def missing(needed, ends):
+    """What of this has not ended."""
+    return [need for need in needed if need not in ends]
 
 
 def timeline(schedules, forward_times, backward_times):
     """Begin and end of each action, and the first one that can never begin, in words."""
     times = {"forward": forward_times, "backward": backward_times}
-    ends = {}
+    ends = {}  # of each (stage, action, number)
     lines = [[] for _ in schedules]
     going = True
     while going:
@@ -214,12 +237,12 @@ def timeline(schedules, forward_times, backward_times):
         for stage, (schedule, line) in enumerate(zip(schedules, lines, strict=True)):
             while len(line) < len(schedule):
                 action, number = schedule[len(line)]
-                before = needs(schedules, stage, action, number)
-                if any(one not in ends for one in before):
+                needed = needs(schedules, stage, action, number)
+                if missing(needed, ends):
                     break
-                begin = max((ends[one] for one in before), default=0.0)
-                if line:
-                    begin = max(begin, line[-1][1])
+                begin = line[-1][1] if line else 0.0
+                for need in needed:
+                    begin = max(begin, ends[need])
                 end = begin + times[action][stage]
                 line.append([begin, end])
                 ends[stage, action, number] = end
@@ -228,7 +251,7 @@ def timeline(schedules, forward_times, backward_times):
     for stage, (schedule, line) in enumerate(zip(schedules, lines, strict=True)):
         if len(line) < len(schedule):
             head = schedule[len(line)]
-            other, *need = next(one for one in needs(schedules, stage, *head) if one not in ends)
+            other, *need = missing(needs(schedules, stage, *head), ends)[0]
             waits = f"stage {stage}'s {words([head])} waits forever for stage {other}'s {words([need])}"
             if need not in schedules[other]:
                 waits += ", which never comes"
@@ -236,22 +259,30 @@ def timeline(schedules, forward_times, backward_times):
     return lines, ""
 
 
+def in_words(schedules):
+    lines = []
+    for stage, schedule in enumerate(schedules):
+        lines.append(f"stage {stage}: {words(schedule) or 'no action':.60}")
+    return "; ".join(lines)
+
+
 def check_timelines(cases):
     """`timeline` of (words, schedules, times of a forward, times of a backward)."""
     arguments = [case[1:] for case in cases]
-    for (title, *case), found in zip(cases, answers("timeline", arguments), strict=True):
-        expected, never = timeline(*case)
-        schedules = case[0]
-        drawn = [f"stage {stage}: {words(some) or 'no action':.60}" for stage, some in enumerate(schedules)]
-        title += f" ({'; '.join(drawn)})"
+    for case, found in zip(cases, answers("timeline", arguments), strict=True):
+        about, schedules, forward_times, backward_times = case
+        title = f"{about} ({in_words(schedules)})"
+        expected, never = timeline(schedules, forward_times, backward_times)
         require(expected or found is None, f"a timeline of {title}", f"a ValueError, because {never}")
         if expected is None:
             continue
+
         require(found is not None, f"a ValueError for {title}", "a timeline")
-        lengths = [len(line) for line in found]
+        lengths = list(map(len, found))
         same(f"the list of numbers of pairs in the timeline of {title}", lengths, list(map(len, expected)))
-        for stage, (line, got) in enumerate(zip(expected, found, strict=True)):
-            for action, wanted, (begin, end) in zip(schedules[stage], line, got, strict=True):
+        for stage, schedule in enumerate(schedules):
+            for action, got, wanted in zip(schedule, found[stage], expected[stage], strict=True):
+                begin, end = got
                 close(f"the begin of {words([action])} on stage {stage}, {title}", begin, wanted[0])
                 close(f"the end of {words([action])} on stage {stage}, {title}", end, wanted[1])
 
@@ -272,7 +303,7 @@ def odd_schedules(stages, microbatches):
     for action in ("forward", "backward"):
         orders[action] = random.sample(range(microbatches), microbatches)
     schedules = [[] for _ in range(stages)]
-    while any(len(schedule) < 2 * microbatches for schedule in schedules):
+    while sum(map(len, schedules)) < stages * 2 * microbatches:
         stage = random.randrange(stages)
         action = random.choice(list(orders))
         left = [number for number in orders[action] if [action, number] not in schedules[stage]]
@@ -320,7 +351,11 @@ def test_3c_an_action_that_can_never_begin():
         ("", "F0"),
     ]
     random.shuffle(lines)
-    check_timelines([("a schedule", parsed(*one), [1.0] * len(one), [1.0] * len(one)) for one in lines])
+    cases = []
+    for one in lines:
+        times = [1.0] * len(one)
+        cases.append(("a schedule", parsed(*one), times, times))
+    check_timelines(cases)
 
 
 # ---- what a schedule costs
@@ -341,9 +376,10 @@ def test_4a_the_idle_share():
             about += f", seconds per forward {forward_times}, per backward {backward_times}"
             lines, _ = timeline(all_stages(function, stages, count), forward_times, backward_times)
             cases.append((about, lines))
-    shares = answers("idle_share", [[lines] for _, lines in cases])
-    for (about, lines), got in zip(cases, shares, strict=True):
-        busy, last = 0.0, 0.0
+    arguments = [[lines] for _, lines in cases]
+    for (about, lines), got in zip(cases, answers("idle_share", arguments), strict=True):
+        busy = 0.0
+        last = 0.0
         for line in lines:
             for begin, end in line:
                 busy += end - begin
@@ -353,9 +389,13 @@ def test_4a_the_idle_share():
 
 def most_held(schedule):
     """How many micro-batches are between their forward and their backward at most."""
-    held, most = 0, 0
+    held = 0
+    most = 0
     for action, _ in schedule:
-        held += 1 if action == "forward" else -1
+        if action == "forward":
+            held += 1
+        else:
+            held -= 1
         most = max(most, held)
     return most
 
@@ -367,7 +407,8 @@ def test_4b_how_many_are_held():
         cases += [gpipe(0, *size), *all_stages(one_forward_one_backward, *size)]
     # One after the other, then more at a time; and a stage that runs forwards only.
     cases += parsed("F0 B0 F1 F2 B2 B1", "F0 F1 F2", "")
-    for schedule, got in zip(cases, answers("activations_held", [[case] for case in cases]), strict=True):
+    arguments = [[case] for case in cases]
+    for schedule, got in zip(cases, answers("activations_held", arguments), strict=True):
         title = words(schedule) or "a stage without an action"
         same(f"activations_held of {title}", got, most_held(schedule))
 
@@ -384,7 +425,7 @@ class Batch:
         self.count = len(schedules[0]) // 2
         self.sizes = [random.randint(40, 79) for _ in range(len(schedules) + 1)]
         self.weights = [floats(one, other) / one**0.5 for one, other in pairwise(self.sizes)]
-        self.gradients = [None for _ in self.weights]
+        self.gradients = [None] * len(self.weights)
         if not fresh:
             # No larger than those that come, or rounding would be.
             self.gradients = [floats(*weight.shape) * 0.01 for weight in self.weights]
@@ -406,13 +447,16 @@ class Batch:
         weights = [weight.double().requires_grad_() for weight in self.weights]
         loss = 0
         shown = {}
+
+        def show(key, value):
+            shown[key] = value.detach()[:6]
+
         for number in range(self.count):
             value = self.images[number].double()
             for stage, weight in enumerate(weights):
-                shown[stage, "forward", number] = value.detach()[:6]
+                show((stage, "forward", number), value)
                 value = torch.tanh(value @ weight)
-                key = stage, "backward", number
-                value.register_hook(lambda gradient, key=key: shown.update({key: gradient[:6]}))
+                value.register_hook(partial(show, (stage, "backward", number)))
             loss = loss + nn.functional.mse_loss(value, self.targets[number].double()) / self.count
         loss.backward()
         return loss.item(), [weight.grad for weight in weights], shown
@@ -424,20 +468,13 @@ def check_run(schedules, rows=6, in_order=True, fresh=False, odd=False, settles=
     batch = Batch(schedules, rows, fresh)
     ranks = run(stage, batch.inputs(odd=odd, settles=settles))
     loss, gradients, shown = batch.expected()
-    for rank, (came, gradient, old) in enumerate(zip(ranks, gradients, batch.gradients, strict=True)):
-        got = came["gradient"]
-        what = f"the gradient of stage {rank}'s weight"
-        if not fresh and isinstance(got, torch.Tensor) and got.shape == old.shape:
-            is_lost = torch.allclose(got.double(), gradient, rtol=0, atol=1e-6)
-            words = f"{what} is that of this batch alone: what was in .grad is gone"
-            require(not is_lost, words, "the old and the new gradient, added up")
-            what += ", minus what was there before"
-            got = got.double() - old.double()
+    for rank, came in enumerate(ranks):
+        what, got = added_by_run(rank, came["gradient"], batch.gradients[rank], gradients[rank])
         is_same = torch.equal(came["weight"], batch.weights[rank])
         require(is_same, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step")
         is_same = came["schedule"] == batch.schedules[rank]
         require(is_same, f"run has changed the schedule of rank {rank}", "a list that stays as it was")
-        close(what, got, gradient)
+        close(what, got, gradients[rank])
         words = f"run returns {came['loss']!r:.80} on rank {rank}"
         if rank < len(ranks) - 1:
             require(came["loss"] is None, words, "None: not the last stage")
@@ -449,6 +486,18 @@ def check_run(schedules, rows=6, in_order=True, fresh=False, odd=False, settles=
         if in_order:
             check_order(batch, rank, came["calls"], shown)
     return batch, ranks
+
+
+def added_by_run(rank, got, old, expected):
+    """What run has added to the gradient of a stage's weight, after words for it. Without an old gradient,
+    this is the whole gradient."""
+    what = f"the gradient of stage {rank}'s weight"
+    if old is None or not isinstance(got, torch.Tensor) or got.shape != old.shape:
+        return what, got
+    is_lost = torch.allclose(got.double(), expected, rtol=0, atol=1e-6)
+    words = f"{what} is that of this batch alone: what was in .grad is gone"
+    require(not is_lost, words, "the old and the new gradient, added up")
+    return f"{what}, minus what was there before", got.double() - old.double()
 
 
 def operations_of(call):
@@ -480,38 +529,53 @@ def begun_receives(call):
 
 def check_messages(batch, rank, calls):
     """One message for each micro-batch to each neighbour, and nothing else."""
+    talks = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "forward", "backward")
     gone = []
+    others = set()
     for call in calls:
+        if call["event"] not in talks:
+            others.add(call["event"])
         for _, peer, size in sends(call):
             gone.append((peer, size))
+
     for other in range(len(batch.weights)):
+        sizes = []
+        for peer, size in gone:
+            if peer == other:
+                sizes.append(size)
         one = 4 * batch.rows * batch.sizes[max(rank, other)]
         expected = [one] * batch.count if abs(other - rank) == 1 else []
-        what = f"the list of bytes of the messages from rank {rank} to rank {other}"
-        same(what, [size for peer, size in gone if peer == other], expected)
-    talks = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "forward", "backward")
-    others = sorted({call["event"] for call in calls} - {*talks})
-    require(not others, f"rank {rank} called {', '.join(others)}", "only sends and receives")
+        same(f"the list of bytes of the messages from rank {rank} to rank {other}", sizes, expected)
+    require(not others, f"rank {rank} called {', '.join(sorted(others))}", "only sends and receives")
 
 
 def check_order(batch, rank, calls, shown):
     """The stage has run its schedule, and each send was begun before anything else was received or done."""
     schedule = batch.schedules[rank]
-    forwards = [number for action, number in schedule if action == "forward"]
+    forwards = []
+    for action, number in schedule:
+        if action == "forward":
+            forwards.append(number)
+    notes = []  # of the stage, about what it was given
     ran = []
-    done, due = 0, 0  # sends that have begun, and sends that are to have begun
+    done = 0  # sends that have begun
+    due = 0  # sends that are to have begun
     receives = set()
     for call in calls:
         event, phase = call["event"], call.get("phase")
         done += len(sends(call))
         receives.update(begun_receives(call))
         is_action = event in ("forward", "backward")
+        if "shown" in call:
+            notes.append(call)
         if is_action:
             ran.append([event, forwards[call["place"]]])
         waited = phase == "wait" and (call["number"], call["part"]) in receives
         received = waited or (event == "recv" and phase == "begin")
         if is_action or received:
-            what = f"computed {words(ran[-1:])}" if is_action else f"received a message after {words(ran)}"
+            what = f"received a message after {words(ran)}"
+            if is_action:
+                what = f"computed {words(ran[-1:])}"
             came = f"rank {rank} {what} when {so_many(due - done, 'send')} had not begun"
             wanted = "each send begins before the next action receives or computes anything"
             require(done >= due, came, wanted)
@@ -520,7 +584,6 @@ def check_order(batch, rank, calls, shown):
         if event == "backward" and rank > 0:
             due += 1
     require(ran == schedule, f"the stage of rank {rank} ran {words(ran) or 'nothing'}", words(schedule))
-    notes = [call for call in calls if "shown" in call]
     for (action, number), call in zip(schedule, notes, strict=True):
         what = f"what the stage of rank {rank} was given in {words([[action, number]])}"
         close(what, call["shown"], shown[rank, action, number], scale=0.01)
@@ -529,7 +592,8 @@ def check_order(batch, rank, calls, shown):
 @pytest.mark.parametrize(("stages", "odd"), [(1, False), (2, False), (3, True)])
 def test_5a_gradients_of_the_whole_batch(stages, odd):
     # With two processes each has but one neighbour: whatever is sent goes the right way.
-    view, again = "", ""
+    view = ""
+    again = ""
     if odd:
         view = " each output is a transposed view, and a parameter of each stage is frozen;"
         again = "; then the same once more, with a new module"
@@ -543,7 +607,8 @@ def test_5a_gradients_of_the_whole_batch(stages, odd):
 def sends_without_wait(calls):
     """The sends that a rank has begun, and of these the ones that it has not waited for: the call and the
     place of each."""
-    begun, waited = [], []
+    begun = []
+    waited = []
     for call in calls:
         if call["event"] == "send":  # it returns when it is done
             continue
@@ -551,7 +616,10 @@ def sends_without_wait(calls):
             begun.append((call, part))
         if call.get("phase") == "waited":
             waited.append((call["number"], call["part"]))
-    left = [(call, part) for call, part in begun if (call["number"], part) not in waited]
+    left = []
+    for call, part in begun:
+        if (call["number"], part) not in waited:
+            left.append((call, part))
     return begun, left
 
 
@@ -576,8 +644,10 @@ def test_5b_no_process_waits_for_ever(stages, microbatches):
 
 def test_5c_random_schedules():
     schedules = odd_schedules(3, 5)
-    drawn = "; ".join(f"rank {stage}: {words(schedule)}" for stage, schedule in enumerate(schedules))
-    tried(f"3 processes, random schedules: {drawn}")
+    drawn = []
+    for stage, schedule in enumerate(schedules):
+        drawn.append(f"rank {stage}: {words(schedule)}")
+    tried(f"3 processes, random schedules: {'; '.join(drawn)}")
     check_run(schedules)
 
 
@@ -601,7 +671,10 @@ def test_5d_released_with_its_backward():
         most = int(3.5 * one)
         if rank > 0:
             most += 6 * sent_back
-        held = [call["held"] for call in came["calls"] if call["event"] == "forward"]
+        held = []
+        for call in came["calls"]:
+            if call["event"] == "forward":
+                held.append(call["held"])
         grown = held[9] - held[3]
         words = f"when rank {rank} came to F9, it held {grown / 1e6:.2f} MB more than at F3"
         each = f"{one / 1e6:.2f} MB each"
