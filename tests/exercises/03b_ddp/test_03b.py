@@ -18,6 +18,7 @@
 """
 
 import contextlib
+import functools
 import itertools
 import random
 import re
@@ -42,8 +43,13 @@ class Drift(nn.Module):
         self.seen = []
 
     def forward(self, images):
-        self.seen.append({name: buffer.clone() for name, buffer in self.named_buffers()})
-        for name, buffer in list(self.named_buffers()):
+        buffers = dict(self.named_buffers())
+        copies = {}
+        for name, buffer in buffers.items():
+            copies[name] = buffer.clone()
+        self.seen.append(copies)
+
+        for name, buffer in buffers.items():
             setattr(self, name, buffer + len(images))  # a new tensor
         return images
 
@@ -76,7 +82,9 @@ class Model(nn.Module):
             parameter.requires_grad_(name not in frozen)
             if columns and parameter.ndim > 1:  # in memory column by column, as channels_last
                 parameter.data = parameter.data.mT.contiguous().mT
-        self.order, self.drift, self.note = order or range(len(self.layers)), Drift(buffers or {}), None
+        self.order = order or range(len(self.layers))
+        self.drift = Drift(buffers or {})
+        self.note = None  # what is called when backward has reached a layer
 
     def forward(self, images, skip=()):
         images = self.drift(images).to(self.layers[0].weight.dtype)
@@ -85,7 +93,7 @@ class Model(nn.Module):
                 continue
             images = torch.tanh(self.layers[number](images))
             if self.note:
-                images = Reached.apply(images, lambda name=f"reached layers.{number}": self.note(name))
+                images = Reached.apply(images, functools.partial(self.note, f"reached layers.{number}"))
         return images
 
 
@@ -134,60 +142,99 @@ def drift(student, me, given):
     return model.drift.seen
 
 
+class Progress:
+    """What happens in a step, in order: calls of the student's code, and how far backward has come."""
+
+    def __init__(self, me, due):
+        self.me = me
+        self.due = due  # how many buckets are full when backward has come to a layer
+        self.patience = 2.0  # seconds
+        self.begin = 0  # where in me.calls the step begins
+
+    def calls(self):
+        """Each call of the student's code with its bytes, and each note with 0."""
+        found = []
+        for call in self.me.calls[self.begin :]:
+            # Only calls have a phase and a line; it is no line of the student's if this file has called.
+            is_begin = call.get("phase", "begin") == "begin"
+            if is_begin and call.get("where", "here"):
+                found.append([call["event"], call.get("bytes", 0)])
+        return found
+
+    def sent(self):
+        names = [event for event, _ in self.calls()]
+        return names.count("all_reduce")
+
+    def note(self, name):
+        # A thread of the student's may send what is due now: it gets some time for that, 2 s in all.
+        while self.sent() < self.due.get(name, 0) and self.patience > 0:
+            self.patience -= 0.002
+            time.sleep(0.002)
+        self.me.note(name)
+
+
+def no_sync_if(alone, wrapped):
+    return wrapped.no_sync() if alone else contextlib.nullcontext()
+
+
+def run_passes(model, wrapped, step, progress):
+    """All passes of a step but the last are in no_sync, and the last one is, too, if the step is `quiet`.
+    With `outside`, only the backward pass is in no_sync."""
+    last = len(step["passes"]) - 1
+    for number, (images, targets, skip) in enumerate(step["passes"]):
+        alone = number < last or bool(step.get("quiet"))
+        with no_sync_if(alone and not step.get("outside"), wrapped):
+            if alone and number % 2:
+                with wrapped.no_sync():  # the end of this block is not the end of the other
+                    pass
+            model.note = None if alone else progress.note
+            loss = (wrapped(images.requires_grad_(), skip=skip) - targets).square().sum()
+            with no_sync_if(alone, wrapped):
+                (loss * step["factor"]).backward()
+        if alone:
+            progress.me.note("left no_sync")
+        else:
+            progress.note("ended")
+
+
+def clear_gradients(parameters, zeros):
+    for parameter in parameters.values():
+        if zeros and parameter.grad is not None:
+            parameter.grad.zero_()
+        else:
+            parameter.grad = None
+
+
 def steps(student, me, given):
     """Steps of training. Each has passes, the last of them outside of no_sync."""
     model = Model(**given["model"])
-    found, kept = [], []
-    patience = [2.0]
     wrapped = student.Overlapped(model, given["bucket_bytes"]).train(not given.get("evaluation"))
     parameters = dict(model.named_parameters())
-
-    def calls():
-        """What the student's code has called in this step, with bytes, and how far backward had come."""
-        some = [call for call in me.calls[begin:] if call.get("phase", "begin") == "begin"]
-        return [[call["event"], call.get("bytes", 0)] for call in some if call.get("where", "here")]
-
-    def note(name):
-        # A thread of the student's may send what is due now: it gets some time for that, 2 s in all.
-        due = given.get("due", {}).get(name, 0)
-        while due > [event for event, _ in calls()].count("all_reduce") and patience[0] > 0:
-            patience[0] -= 0.002
-            time.sleep(0.002)
-        me.note(name)
-
+    progress = Progress(me, given.get("due", {}))
+    found = []
+    kept = []  # each gradient that finish has left, with a copy of what it was then
     for step in given["steps"]:
-        begin = len(me.calls)
+        progress.begin = len(me.calls)
         if step.get("fails"):
             with contextlib.suppress(ZeroDivisionError), wrapped.no_sync():
                 raise ZeroDivisionError
-        for name, parameter in parameters.items():
-            if name in step.get("freeze", []):
-                parameter.requires_grad_(False)
-            if given.get("zeros") and parameter.grad is not None:
-                parameter.grad.zero_()
-            else:
-                parameter.grad = None
+        for name in step.get("freeze", []):
+            parameters[name].requires_grad_(False)
+        clear_gradients(parameters, given.get("zeros"))
+
         for rank in step.get("waits_for", []):
             dist.recv(torch.zeros(1), rank)
         time.sleep(step.get("sleep", 0))
-        for number, (images, targets, skip) in enumerate(step["passes"]):
-            alone = number < len(step["passes"]) - 1 or bool(step.get("quiet"))
-            with wrapped.no_sync() if alone and not step.get("outside") else contextlib.nullcontext():
-                if alone and number % 2:
-                    with wrapped.no_sync():  # the end of this block is not the end of the other
-                        pass
-                model.note = None if alone else note
-                loss = (wrapped(images.requires_grad_(), skip=skip) - targets).square().sum()
-                with wrapped.no_sync() if alone else contextlib.nullcontext():
-                    (loss * step["factor"]).backward()
-            (me.note if alone else note)("left no_sync" if alone else "ended")
+        run_passes(model, wrapped, step, progress)
         if "tells" in step:
             dist.send(torch.zeros(1), step["tells"])
         if step.get("looks"):
+            images, _, _ = step["passes"][-1]
             with torch.no_grad():
                 wrapped.eval()(images)
             wrapped.train()
         wrapped.finish()
+
         gradients = {}
         for name, parameter in parameters.items():
             gradients[name] = None
@@ -198,9 +245,13 @@ def steps(student, me, given):
             if gradient is not None:
                 parameters[name].data -= given.get("rate", 0) * gradient
         of_images = [images.grad for images, _, _ in step["passes"]]
-        found.append({"gradients": gradients, "of_images": of_images, "calls": calls()})
-    changed = sorted({name for name, had, gradient in kept if not had.equal(gradient)})
-    return {"steps": found, "weights": parameters, "changed": changed}
+        found.append({"gradients": gradients, "of_images": of_images, "calls": progress.calls()})
+
+    changed = set()
+    for name, gradient, copy in kept:
+        if not gradient.equal(copy):
+            changed.add(name)
+    return {"steps": found, "weights": parameters, "changed": sorted(changed)}
 
 
 # ---- what is drawn, and what is right
@@ -221,7 +272,10 @@ def draw(widths, tied=(), dtype=torch.float32, **more):
 
 
 def other_weights(model):
-    return model | {"state": {name: torch.randn_like(value) for name, value in model["state"].items()}}
+    state = {}
+    for name, value in model["state"].items():
+        state[name] = torch.randn_like(value)
+    return model | {"state": state}
 
 
 def draw_step(model, *counts, skips=None, factor=1.0, **more):
@@ -236,24 +290,40 @@ def draw_step(model, *counts, skips=None, factor=1.0, **more):
     return {"passes": passes, "factor": factor, **more}
 
 
+def one_step_each(world_size, model, *counts, **more):
+    """Each rank makes one step like this, with other images."""
+    return [[draw_step(model, *counts, **more)] for _ in range(world_size)]
+
+
+def by_step(ranks):
+    """For each step, what each rank does in it. `ranks` has the list of steps of each rank."""
+    return list(zip(*ranks, strict=True))
+
+
 def buckets_of(model, bucket_bytes):
     """Names in buckets."""
-    found, full = [], 0
+    found = []
+    full = 0  # bytes of the last bucket
     for name, value in reversed(model["state"].items()):
-        if name not in model.get("frozen", ()):
-            if not found or full + value.nbytes > bucket_bytes:
-                found, full = [*found, []], 0
-            found[-1].append(name)
-            full += value.nbytes
+        if name in model.get("frozen", ()):
+            continue
+        if not found or full + value.nbytes > bucket_bytes:
+            found.append([])
+            full = 0
+        found[-1].append(name)
+        full += value.nbytes
     return found
+
+
+def in_float64(state):
+    return {name: value.double() for name, value in state.items()}
 
 
 def gradients(model, state, ranks):
     """The gradients in float64 of each of the `ranks`, a step each."""
-    state = {name: value.double() for name, value in state.items()}
     found = []
     for step in ranks:
-        twin = Model(**model | {"state": state})
+        twin = Model(**model | {"state": in_float64(state)})
         for name in step.get("freeze", ()):
             twin.get_parameter(name).requires_grad_(False)
         for images, targets, skip in step["passes"]:
@@ -276,7 +346,11 @@ def mean(found):
 
 def largest(found, name):
     """The largest number that a rank has in this gradient."""
-    return max(float(one[name].abs().max()) for one in found if one[name] is not None)
+    of_ranks = []
+    for of_rank in found:
+        if of_rank[name] is not None:
+            of_ranks.append(float(of_rank[name].abs().max()))
+    return max(of_ranks)
 
 
 def run_steps(model, bucket_bytes, ranks, apart=False, **more):
@@ -297,9 +371,9 @@ def check_steps(model, bucket_bytes, ranks, **more):
 
 def check_gradients(model, found, ranks):
     """The gradients after each step on all ranks are their mean."""
-    for number, each in enumerate(zip(*ranks, strict=True)):
-        mine = gradients(model, model["state"], each)
-        expected = mean(mine)
+    for number, step in enumerate(by_step(ranks)):
+        of_ranks = gradients(model, model["state"], step)
+        expected = mean(of_ranks)
         for rank, came in enumerate(found):
             for name, value in expected.items():
                 got = came["steps"][number]["gradients"].get(name)
@@ -308,7 +382,7 @@ def check_gradients(model, found, ranks):
                 if value is None:
                     require(got is None, f"{what} is a tensor", "None")
                 else:
-                    scale = max(largest(mine, name), 0.05)
+                    scale = max(largest(of_ranks, name), 0.05)
                     close(what, got, value, TOLERANCE[dtype], scale=scale, dtype=dtype)
 
 
@@ -320,17 +394,20 @@ def sorted_within(some):
 def check_buckets(*cases):
     (found,) = run(buckets, [list(cases)], group=False)
     for (model, most), got in zip(cases, found, strict=True):
-        names = list(model["state"])
-        frozen = model.get("frozen", ())
-        sizes = ", ".join(str(value.nbytes) for value in model["state"].values())
-        numbers = [place for place, name in enumerate(names, 1) if name in frozen]
+        numbers = {}
+        sizes = []
+        for number, (name, value) in enumerate(model["state"].items(), start=1):
+            numbers[name] = number
+            sizes.append(str(value.nbytes))
+        frozen = [numbers[name] for name in model.get("frozen", ())]
         tried(
-            f"parameters of {sizes} bytes (frozen: {numbers}), bucket_bytes={most};"
+            f"parameters of {', '.join(sizes)} bytes (frozen: {frozen}), bucket_bytes={most};"
             " each bucket is a list of parameter numbers, counted from 1"
         )
+
         wanted = []
         for bucket in buckets_of(model, most):
-            wanted.append([names.index(name) + 1 for name in bucket])
+            wanted.append([numbers[name] for name in bucket])
         order = ""
         if sorted_within(got) == sorted_within(wanted):
             order = ", which is right except for the order within each bucket"
@@ -368,7 +445,9 @@ def test_2a_all_ranks_begin_equal(world_size):
     """Different parameters (layers.0.weight is frozen) and buffers on each rank; forward(images, skip=[1])
     and forward(images, [1])"""
     model = draw([5, 4, 4, 3], frozen=["layers.0.weight"])
-    models = [other_weights(model) | {"buffers": drawn_buffers()} for _ in range(world_size)]
+    models = []
+    for _ in range(world_size):
+        models.append(other_weights(model) | {"buffers": drawn_buffers()})
     given = []
     for rank, own in enumerate(models):
         given.append({"model": own, "images": floats(rank + 2, 5)})
@@ -400,15 +479,21 @@ def test_2b_buffers_are_kept_equal():
             passes[-1].append({"training": training, "grad": grad, "buffers": drawn_buffers()})
 
     model = draw([3, 3], frozen=["layers.0.weight", "layers.0.bias"], buffers=drawn_buffers())
-    for rank, seen in enumerate(run(drift, [{"model": model, "passes": mine} for mine in passes])):
-        for number, (one, got) in enumerate(zip(passes[rank], seen, strict=True)):
+    inputs = [{"model": model, "passes": mine} for mine in passes]
+    for rank, seen in enumerate(run(drift, inputs)):
+        of_rank_0 = iter(passes[0])
+        for number, (one, got) in enumerate(zip(passes[rank], seen, strict=True), start=1):
             # In training, all ranks have the buffers of rank 0, in evaluation mode each has its own.
-            source = passes[0][min(number, 2)] if one["training"] else one
-            mode = "training" if one["training"] else "evaluation"
+            if one["training"]:
+                mode = "training"
+                source = next(of_rank_0)
+            else:
+                mode = "evaluation"
+                source = one
             if not one["grad"]:
                 mode += ", under no_grad()"
             for name, value in source["buffers"].items():
-                what = f"in forward number {number + 1} ({mode}) on rank {rank}, the buffer {name!r}"
+                what = f"in forward number {number} ({mode}) on rank {rank}, the buffer {name!r}"
                 if name == "count":
                     same(what, got[name], value)
                 else:
@@ -475,7 +560,7 @@ def test_4a_nobody_waits_in_backward():
     late = random.randrange(3)
     tried(f"3 processes; rank {late} begins its backward only after the others have finished")
     others = [rank for rank in range(3) if rank != late]
-    ranks = [[draw_step(model, 3, tells=late)] for _ in range(3)]
+    ranks = one_step_each(3, model, 3, tells=late)
     ranks[late] = [draw_step(model, 3, waits_for=others)]
     try:
         found = check_steps(model, 200, ranks)
@@ -495,9 +580,9 @@ def test_4a_nobody_waits_in_backward():
         for event, _ in step["calls"]:
             if not event.startswith(("ended", "reached")):
                 called.add(event)
-        others = ", ".join(sorted(called - {"all_reduce"}))
-        what = f"in a step of a model without buffers, rank {rank} called {others}"
-        require(not others, what, "only all_reduce")
+        unexpected = ", ".join(sorted(called - {"all_reduce"}))
+        what = f"in a step of a model without buffers, rank {rank} called {unexpected}"
+        require(not unexpected, what, "only all_reduce")
 
         images, targets, _ = ranks[rank][0]["passes"][0]
         (Model(**model)(images.requires_grad_()) - targets).square().sum().backward()
@@ -511,18 +596,23 @@ def square(**more):
 
 
 def kilobytes(sizes):
-    return " and ".join(f"{size / 1000:.1f} kB" for size in sizes) or "nothing"
+    words = [f"{size / 1000:.1f} kB" for size in sizes]
+    return " and ".join(words) or "nothing"
 
 
-def places_of_layers(bucket, order):
-    """Where in forward the layers of these parameters come."""
-    return [order.index(int(name.split(".")[1])) for name in bucket]
+def first_place(bucket, order):
+    """Where in forward the first of the layers comes that have a parameter in this bucket."""
+    places = []
+    for name in bucket:
+        layer = int(name.split(".")[1])
+        places.append(order.index(layer))
+    return min(places)
 
 
 def due_at(plan, order):
     """How many buckets are full when backward reaches each layer, and when it has ended. A bucket is full
     when backward has left all its layers. The last of them was the first in forward."""
-    first = [min(places_of_layers(bucket, order)) for bucket in plan]
+    first = [first_place(bucket, order) for bucket in plan]
     due = {"ended": len(plan)}
     for place, layer in enumerate(order):
         full = 0
@@ -544,7 +634,10 @@ def check_overlap(model, most, ranks, **more):
     plan = buckets_of(model, most)
     sizes = []
     for bucket in plan:
-        sizes.append(sum(model["state"][name].nbytes for name in bucket))
+        size = 0
+        for name in bucket:
+            size += model["state"][name].nbytes
+        sizes.append(size)
     due = due_at(plan, list(model.get("order") or range(6)))
     found = check_steps(model, most, ranks, apart=True, due=due, **more)
 
@@ -553,7 +646,10 @@ def check_overlap(model, most, ranks, **more):
     for rank, came in enumerate(found):
         for number, step in enumerate(came["steps"], start=1):
             calls = [call for call in step["calls"] if call[0] != "left no_sync"]
-            made = sum(event not in due for event, _ in calls)
+            made = 0
+            for event, _ in calls:
+                if event not in due:
+                    made += 1
             words = f"rank {rank} made {so_many(made, 'call')} of torch.distributed in step {number}"
             require(made - len(sizes) in (0, 1), words, f"{of_each} and at most one extra call")
 
@@ -584,7 +680,7 @@ def test_4b_the_first_bucket_is_full_last():
     """2 processes, 6 layers of the same size; forward runs the last layer first, so all other buckets are
     full before the first one"""
     model, most = square(order=[5, 4, 3, 2, 1, 0])
-    check_overlap(model, most, [[draw_step(model, 2)] for _ in range(2)])
+    check_overlap(model, most, one_step_each(2, model, 2))
 
 
 @pytest.mark.parametrize(("world_size", "evaluation"), [(2, False), (3, True)])
@@ -603,7 +699,7 @@ def test_5a_nothing_is_sent_in_no_sync():
     """3 processes, a model with buffers: two passes in no_sync (a nested no_sync block comes before the
     second), one pass outside, then finish"""
     model = draw([20, 20, 20], buffers={"total": floats(1000), "count": integers(1, 9)})
-    ranks = [[draw_step(model, 2, 2, 2)] for _ in range(3)]
+    ranks = one_step_each(3, model, 2, 2, 2)
     found = run_steps(model, 2000, ranks)
     wanted = "no call of torch.distributed: no gradients, no buffers"
     for rank, came in enumerate(found):
@@ -638,7 +734,7 @@ def test_5b_after_an_exception():
     """2 processes, 6 layers; an exception is raised in no_sync and caught; then a step with two passes, the
     first in no_sync"""
     model, most = square()
-    check_overlap(model, most, [[draw_step(model, 2, 2, fails=True)] for _ in range(2)])
+    check_overlap(model, most, one_step_each(2, model, 2, 2, fails=True))
 
 
 @pytest.mark.parametrize(
@@ -653,19 +749,20 @@ def test_5c_the_same_curve_as_one_process(world_size, zero_gradients, weights_by
     ranks = []
     for rank in range(world_size):
         ranks.append([draw_step(model, 1 + rank % 3, 1 + (rank + 1) % 3) for _ in range(4)])
-    for each in zip(*ranks, strict=True):
+    for of_ranks in by_step(ranks):
         total = 0
-        for step in each:
-            total += sum(len(images) for images, _, _ in step["passes"])
-        for step in each:
+        for step in of_ranks:
+            for images, _, _ in step["passes"]:
+                total += len(images)
+        for step in of_ranks:
             step["factor"] = world_size / total
     found = run_steps(model, 150, ranks, apart=True, zeros=zero_gradients, rate=rate)
 
-    state = {name: value.double() for name, value in model["state"].items()}
-    for each in zip(*ranks, strict=True):
-        step = mean(gradients(model, state, each))
+    state = in_float64(model["state"])
+    for of_ranks in by_step(ranks):
+        means = mean(gradients(model, state, of_ranks))
         for name in state:
-            state[name] = state[name] - rate * step[name]
+            state[name] = state[name] - rate * means[name]
     for rank, came in enumerate(found):
         # Zeros were written into the gradients of all steps but the last, if they are cleared like this.
         words = f"the gradients that rank {rank} got had changed by the end: {came['changed']}"
