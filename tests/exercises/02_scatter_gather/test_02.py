@@ -42,7 +42,9 @@ class Model(nn.Module):
 
     def __init__(self, state, tied=False, frozen=(), evaluation=(), old=None, single=False):
         super().__init__()
-        self.first, self.norm, self.second = nn.Linear(5, 4), nn.BatchNorm1d(4, eps=0.1), nn.Linear(4, 4)
+        self.first = nn.Linear(5, 4)
+        self.norm = nn.BatchNorm1d(4, eps=0.1)
+        self.second = nn.Linear(4, 4)
         self.register_buffer("scale", torch.zeros(4), persistent=False)
         if tied:
             self.third = nn.Linear(4, 4, bias=False)
@@ -61,8 +63,11 @@ class Model(nn.Module):
         CALLS.append((self.first.weight.data_ptr(), len(images)))
         images = images.to(self.first.weight.dtype)
         hidden = self.second(self.norm(self.first(images)).tanh())
-        hidden = hidden[:, 0] if self.single else hidden
-        return self.third(hidden) if hasattr(self, "third") else hidden
+        if self.single:
+            hidden = hidden[:, 0]
+        if hasattr(self, "third"):
+            hidden = self.third(hidden)
+        return hidden
 
 
 def tensors(model):
@@ -77,6 +82,19 @@ def gradients(model):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+def batch_sizes():
+    """How many images each call of a Model got."""
+    return [size for _, size in CALLS]
+
+
+def called_models():
+    """How many models have been called."""
+    places = set()
+    for place, _ in CALLS:
+        places.add(place)
+    return len(places)
+
+
 def wrong_type(value, *kinds):
     return None if isinstance(value, kinds) else type(value).__name__
 
@@ -88,7 +106,10 @@ def cut(student, me, given):
             batch = batch.transpose(0, -1).contiguous().transpose(0, -1)
         parts = student.scatter(batch, count)
         wrong = wrong_type(parts, list, tuple)
-        came.append({"wrong": wrong, "parts": None if wrong else list(parts)})
+        if wrong:
+            came.append({"wrong": wrong})
+        else:
+            came.append({"wrong": None, "parts": list(parts)})
     return came
 
 
@@ -96,47 +117,70 @@ def copies(student, me, given):
     """Read the copies; then add something else to the tensors of each, and read all once more."""
     model = Model(**given["model"])
     replicas = student.replicate(model, given["count"])
-    if wrong := wrong_type(replicas, list, tuple):
+    wrong = wrong_type(replicas, list, tuple)
+    if wrong:
         return {"wrong": wrong}
-    came = {"wrong": None, "seen": [values(one) for one in replicas]}
-    came["modes"] = [in_training_mode(one) for one in replicas]
-    came["frozen"] = [frozen_parameters(one) for one in replicas]
-    came["parameters"] = [list(dict(one.named_parameters())) for one in replicas]
-    for place, one in enumerate(replicas, 1):
+    came = {"wrong": None, "seen": [], "modes": [], "frozen": [], "parameters": [], "changed": []}
+    for one in replicas:
+        came["seen"].append(values(one))
+        came["modes"].append(in_training_mode(one))
+        came["frozen"].append(frozen_parameters(one))
+        came["parameters"].append(list(dict(one.named_parameters())))
+
+    for number, one in enumerate(replicas, start=1):
         for tensor in tensors(one).values():
-            tensor.data.add_(place)
-    return came | {"changed": [values(one) for one in replicas], "model": values(model)}
+            tensor.data.add_(number)
+    # Not before all copies have been changed: what was added to one must not be seen in another.
+    for one in replicas:
+        came["changed"].append(values(one))
+    came["model"] = values(model)
+    return came
 
 
 def in_training_mode(model):
-    return [name for name, module in model.named_modules() if module.training]
+    names = []
+    for name, module in model.named_modules():
+        if module.training:
+            names.append(name)
+    return names
 
 
 def frozen_parameters(model):
-    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    names = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            names.append(name)
+    return names
 
 
 def compute(student, me, given):
     """Models with weights that differ, in place of copies: each output says which of them it comes from."""
     replicas = [Model(**one) for one in given["models"]]
     parts = given["parts"]
-    upstream = given["upstream"]
     if given["tuples"]:
-        replicas, parts = tuple(replicas), tuple(parts)
+        replicas = tuple(replicas)
+        parts = tuple(parts)
     outputs = student.compute_and_gather(replicas, parts)
-    if wrong := wrong_type(outputs, torch.Tensor):
+    wrong = wrong_type(outputs, torch.Tensor)
+    if wrong:
         return {"wrong": wrong}
+
+    upstream = given["upstream"]
     if outputs.requires_grad and outputs.shape == upstream.shape:
         outputs.backward(upstream)
     came = {"wrong": None, "outputs": outputs, "reaches": outputs.requires_grad}
-    return came | {"sizes": [size for _, size in CALLS], "gradients": [gradients(one) for one in replicas]}
+    came["sizes"] = batch_sizes()
+    came["gradients"] = [gradients(one) for one in replicas]
+    return came
 
 
 def add_up(student, me, given):
     """Gradients that are given, since they could come from any backward pass."""
     model = Model(**given["model"])
     replicas = [Model(**one) for one in given["copies"]]
-    held = {name: tensor.detach() for name, tensor in tensors(model).items()}
+    held = {}  # references, as other code may have them
+    for name, tensor in tensors(model).items():
+        held[name] = tensor.detach()
     student.reduce(model, replicas)
     return {"gradients": gradients(model), "state": values(model), "held": held}
 
@@ -144,16 +188,18 @@ def add_up(student, me, given):
 def train(student, me, given):
     """As many steps as there are batches."""
     model = Model(**given["model"])
-    losses, calls, steps = [], [], []
     name, options = given["optimizer"]
     optimizer = getattr(torch.optim, name)(model.parameters(), **options)
+    steps = []
     optimizer.register_step_post_hook(lambda *_: steps.append(0))
+    losses = []
+    calls = []
     for number, (images, labels) in enumerate(given["batches"]):
         CALLS.clear()
         if given["freeze"] and number == len(given["batches"]) - 1:
             model.first.requires_grad_(False)
         losses.append(student.train_step(model, optimizer, images, labels, given["count"]))
-        calls.append({"sizes": [size for _, size in CALLS], "copies": len({place for place, _ in CALLS})})
+        calls.append({"sizes": batch_sizes(), "copies": called_models()})
     mode = "training" if all(module.training for module in model.modules()) else "evaluation"
     return {"losses": losses, "steps": len(steps), "calls": calls, "state": values(model), "mode": mode}
 
@@ -162,13 +208,29 @@ def train(student, me, given):
 
 
 def drawn_state():
-    state = {name: floats(*shape) for name, shape in (SHAPES | BUFFERS).items()}
-    positive = {name: state[name].abs() + 0.5 for name in ("norm.weight", "norm.running_var")}
-    return state | positive | {COUNTER: integers(1, 1 << 20)}
+    state = {}
+    for name, shape in (SHAPES | BUFFERS).items():
+        state[name] = floats(*shape)
+    for name in ("norm.weight", "norm.running_var"):
+        state[name] = state[name].abs() + 0.5
+    state[COUNTER] = integers(1, 1 << 20)
+    return state
+
+
+def all_but(*left_out):
+    """The names of the other parameters."""
+    return [name for name in SHAPES if name not in left_out]
+
+
+def only(names, state):
+    return {name: state[name] for name in names}
 
 
 def drawn_gradients(factor=1, names=SHAPES):
-    return {name: floats(*SHAPES[name]) * factor for name in names}
+    found = {}
+    for name in names:
+        found[name] = floats(*SHAPES[name]) * factor
+    return found
 
 
 def of_copies(count, names=SHAPES):
@@ -197,8 +259,14 @@ def right_state(what, came, expected, relative=2e-5):
 
 
 def part_sizes(size, count):
+    """All parts have the same size, rounded up, except the last one, which gets what is left."""
     each = -(-size // count)
-    return [min(each, size - start) for start in range(0, size, each)]
+    sizes = []
+    left = size
+    while left > 0:
+        sizes.append(min(each, left))
+        left -= each
+    return sizes
 
 
 def words(sizes):
@@ -208,15 +276,18 @@ def words(sizes):
 @pytest.mark.parametrize("stored_by_columns", [False, True])
 def test_1a_parts(stored_by_columns):
     """Batches of 1 to 11 images"""
-    batches = [(floats(size, 3, 2), count) for size, count in [(8, 2), (10, 4), (5, 1), (5, 4), (1, 3)]]
+    batches = []
+    for size, count in [(8, 2), (10, 4), (5, 1), (5, 4), (1, 3)]:
+        batches.append((floats(size, 3, 2), count))
     batches.append((integers(0, 10, 11), 3))  # labels
     (came,) = run(cut, [{"batches": batches, "columns": stored_by_columns}], group=False)
     stored = ", stored by columns" if stored_by_columns else ""
     for (batch, count), one in zip(batches, came, strict=True):
         tried(f"a batch of {len(batch)} images, {count} copies{stored}")
         right_type(one, "scatter")
+        sizes = [len(part) for part in one["parts"]]
         expected = part_sizes(len(batch), count)
-        same("the list of the sizes of the parts", [len(part) for part in one["parts"]], expected)
+        same("the list of the sizes of the parts", sizes, expected)
         for place, part in enumerate(batch.split(expected)):
             close(f"part {place + 1} of {len(expected)}", one["parts"][place], part)
 
@@ -237,7 +308,9 @@ def test_2a_equal_and_apart(count):
         right_state(f"in copy {number}", seen, state)
     right_state("in the model (after the copies were changed)", came["model"], state)
     for number, changed in enumerate(came["changed"], 1):
-        expected = {name: tensor + number for name, tensor in state.items()}
+        expected = {}
+        for name, tensor in state.items():
+            expected[name] = tensor + number
         right_state(f"in copy {number} (after {number} was added to all its tensors)", changed, expected)
 
 
@@ -260,27 +333,35 @@ ALL = ["", "first", "norm", "second"]  # all modules
 def check_computed(count, sizes, evaluation=False, single=False, whole=False):
     """Returns what came, and a reference after its backward pass for each copy that has a part. With
     `evaluation`, everything is float64."""
-    more = {"evaluation": ALL if evaluation else [], "single": single}
-    models = [{"state": drawn_state(), **more} for _ in range(count)]
-    parts = [integers(-2, 3, size, 5) if whole else floats(size, 5) for size in sizes]
+    models = []
+    for _ in range(count):
+        state = drawn_state()
+        if evaluation:
+            state = double(state)
+        models.append({"state": state, "evaluation": ALL if evaluation else [], "single": single})
+    parts = []
+    for size in sizes:
+        part = integers(-2, 3, size, 5) if whole else floats(size, 5)
+        parts.append(part.double() if evaluation else part)
     upstream = floats(sum(sizes)) if single else floats(sum(sizes), 4)
-    given = {"models": models, "parts": parts, "upstream": upstream, "tuples": evaluation}
     if evaluation:
-        given["models"] = [one | {"state": double(one["state"])} for one in models]
-        given["parts"] = [part.double() for part in parts]
-        given["upstream"] = upstream.double()
+        upstream = upstream.double()
+    given = {"models": models, "parts": parts, "upstream": upstream, "tuples": evaluation}
     (came,) = run(compute, [given], group=False)
     right_type(came, "compute_and_gather")
 
-    references, outputs = [], []
-    for one, part, above in zip(models, parts, upstream.split(sizes), strict=False):
-        references.append(Model(**one).double())
-        outputs.append(references[-1](part.double()))
-        outputs[-1].backward(above.double())
+    references = []
+    outputs = []
+    for place, of_part in enumerate(upstream.split(sizes)):
+        reference = Model(**models[place]).double()
+        output = reference(parts[place].double())
+        output.backward(of_part.double())
+        references.append(reference)
+        outputs.append(output)
     called = f"the copies were called with batches of {words(came['sizes'])} images"
     wanted = f"{words(sizes)}, and nothing for a copy without a part"
     require(sorted(came["sizes"]) == sorted(sizes), called, wanted)
-    close("the output", came["outputs"], torch.cat(outputs), relative=1e-4, dtype=given["upstream"].dtype)
+    close("the output", came["outputs"], torch.cat(outputs), relative=1e-4, dtype=upstream.dtype)
     return came, references
 
 
@@ -299,10 +380,10 @@ def test_3a_whole_numbers_in_and_one_number_out():
 
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_3b_backward_reaches_the_copies(evaluation):
-    more = (
-        "; in evaluation mode, copies and parts are tuples, and everything is float64" if evaluation else ""
-    )
-    tried("3 copies with different weights, parts with 4 and 3 images, then backward()" + more)
+    what = "3 copies with different weights, parts with 4 and 3 images, then backward()"
+    if evaluation:
+        what += "; in evaluation mode, copies and parts are tuples, and everything is float64"
+    tried(what)
     came, references = check_computed(3, [4, 3], evaluation)
     require(came["reaches"], "the output is not connected to the copies, so backward() reaches nothing")
     for place, reference in enumerate(references):
@@ -338,7 +419,7 @@ def check_reduced(given, old, **more):
             close(what, got, sum(there))
         else:
             require(got is None, f"{what} is not None", "None")
-    right_state("after reduce", came["state"], {name: model["state"][name] for name in SHAPES})
+    right_state("after reduce", came["state"], only(SHAPES, model["state"]))
     return came, models[0]["state"]
 
 
@@ -356,7 +437,7 @@ def test_4a_added_to_old_gradients():
 def test_4b_missing_gradients():
     """3 copies: the last got no part, norm.bias has a gradient only in copy 2, second.bias in none, and
     that of first.bias, only in copy 1, is zeros"""
-    of_two = of_copies(2, [name for name in SHAPES if name != "second.bias"])
+    of_two = of_copies(2, all_but("second.bias"))
     del of_two[0]["norm.bias"], of_two[1]["first.bias"]
     of_two[0]["first.bias"] *= 0
     check_reduced([*of_two, {}], {})
@@ -364,25 +445,23 @@ def test_4b_missing_gradients():
 
 def test_4b_old_gradients_stay():
     """2 copies without gradients for norm.bias and second.bias; the model has old gradients for both"""
-    names = [name for name in SHAPES if name not in ("norm.bias", "second.bias")]
-    check_reduced(of_copies(2, names), drawn_gradients(3))
+    check_reduced(of_copies(2, all_but("norm.bias", "second.bias")), drawn_gradients(3))
 
 
 def test_4b_frozen_and_tied():
     """2 copies; the first layer is frozen, and two layers share a weight"""
-    names = [name for name in SHAPES if name not in FIRST]
-    check_reduced(of_copies(2, names), {}, tied=True, frozen=FIRST)
+    check_reduced(of_copies(2, all_but(*FIRST)), {}, tied=True, frozen=FIRST)
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_4c_buffers_of_the_first_copy(evaluation):
-    words = "3 copies with different running means, variances and counters, and a buffer `scale` with "
-    words += "persistent=False"
+    what = "3 copies with different running means, variances and counters, and a buffer `scale` with "
+    what += "persistent=False"
     if evaluation:
-        words += "; in evaluation mode, and everything is float64"
-    tried(words)
+        what += "; in evaluation mode, and everything is float64"
+    tried(what)
     came, first = check_reduced(of_copies(3), {}, evaluation=ALL if evaluation else [])
-    expected = {name: first[name] for name in (*BUFFERS, COUNTER)}
+    expected = only([*BUFFERS, COUNTER], first)
     right_state("in the model after reduce", came["state"], expected)
     right_state("in the model (through a reference taken before)", came["held"], expected)
 
@@ -397,10 +476,12 @@ def learnt(model, batches, count, optimizer, freeze):
         if freeze and number == len(batches) - 1:
             model.first.requires_grad_(False)
         # Each part begins with the buffers from before the step: what the first makes of them is what stays.
-        outputs, buffers = [], []
+        outputs = []
+        buffers = []
         for part in images.double().split(part_sizes(len(images), count)):
-            buffers.append({name: tensor.clone() for name, tensor in model.named_buffers()})
-            outputs.append(functional_call(model, buffers[-1], part))
+            copies_of_buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
+            outputs.append(functional_call(model, copies_of_buffers, part))
+            buffers.append(copies_of_buffers)
         loss = cross_entropy(torch.cat(outputs), labels)
         steps.zero_grad()
         loss.backward()
@@ -412,10 +493,15 @@ def learnt(model, batches, count, optimizer, freeze):
 
 def check_trained(sizes, count, optimizer=("SGD", {"lr": 0.1}), freeze=False, **more):
     model = {"state": drawn_state(), **more}
-    batches = [(floats(size, 5), integers(0, 4, size)) for size in sizes]
+    batches = []
+    for size in sizes:
+        images = floats(size, 5)
+        labels = integers(0, 4, size)
+        batches.append((images, labels))
     given = {"model": model, "batches": batches, "count": count, "optimizer": optimizer, "freeze": freeze}
     (came,) = run(train, [given], group=False)
     state, losses = learnt(model, batches, count, optimizer, freeze)
+
     same("the number of steps of the optimizer", came["steps"], len(sizes))
     for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True), 1):
         expected = part_sizes(size, count)
