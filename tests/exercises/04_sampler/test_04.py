@@ -37,7 +37,10 @@ MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing again
 def numbers(found, most, kinds=(torch.Tensor, numpy.integer)):
     """What an iterable gives, but not more than `most` of it: it may be endless. What is of one of these
     kinds goes for a number."""
-    return [one.item() if isinstance(one, kinds) else one for one in itertools.islice(found, most)]
+    values = []
+    for one in itertools.islice(found, most):
+        values.append(one.item() if isinstance(one, kinds) else one)
+    return values
 
 
 def ranks_of(case, me):
@@ -77,7 +80,10 @@ def passes_of(student, rank, case):
 def samplers(student, me, cases):
     found = []
     for case in cases:
-        found.append([passes_of(student, rank, case) for rank in ranks_of(case, me)])
+        of_ranks = []
+        for rank in ranks_of(case, me):
+            of_ranks.append(passes_of(student, rank, case))
+        found.append(of_ranks)
     return found
 
 
@@ -94,8 +100,12 @@ def evaluation(student, me, cases):
 
 def accuracy(student, me, given):
     """exact_accuracy of answers that are given, in one evaluation after the other."""
-    found = [student.exact_accuracy(right.repeat(given["times"])) for right in given["rights"]]
-    sent = sum(call.get("bytes", 0) + call.get("inner", 0) for call in me.calls)
+    found = []
+    for right in given["rights"]:
+        found.append(student.exact_accuracy(right.repeat(given["times"])))
+    sent = 0
+    for call in me.calls:
+        sent += call.get("bytes", 0) + call.get("inner", 0)
     return {"accuracies": found, "sent": sent}
 
 
@@ -104,7 +114,8 @@ def accuracy(student, me, given):
 
 def case(size, world_size, drop_last=False, epochs=(None,), seed=None, breaks=0):
     """One sampler for each of `world_size` ranks. Seeds are 1000 apart: seed + epoch will do."""
-    seed = random.randrange(1, 1 << 20) * 1000 if seed is None else seed
+    if seed is None:
+        seed = random.randrange(1, 1 << 20) * 1000
     one = {"size": size, "world_size": world_size, "seed": seed, "drop_last": drop_last}
     return one | {"epochs": list(epochs), "breaks": breaks, "noise": random.randrange(1 << 30)}
 
@@ -113,12 +124,19 @@ def listed(values):
     return ", ".join(map(str, values))
 
 
-def sizes_of(one):
+def sizes_of_shards(shards):
+    return [len(shard) for shard in shards]
+
+
+def images_and_ranks(one):
     return f"{so_many(one['size'], 'image')}, {so_many(one['world_size'], 'rank')}"
 
 
 def words_for(one):
-    return f"{sizes_of(one)}, seed {one['seed']}{', drop_last' if one['drop_last'] else ''}"
+    words = f"{images_and_ranks(one)}, seed {one['seed']}"
+    if one["drop_last"]:
+        words += ", drop_last"
+    return words
 
 
 def dealt(body, cases):
@@ -126,14 +144,18 @@ def dealt(body, cases):
     sent = run(body, [cases] * PROCESSES, group=False)
     found = []
     for place, one in enumerate(cases):
-        ranks = range(one["world_size"])
-        found.append([sent[rank % PROCESSES][place][rank // PROCESSES] for rank in ranks])
+        of_ranks = []
+        for rank in range(one["world_size"]):
+            of_process = sent[rank % PROCESSES][place]
+            of_ranks.append(of_process[rank // PROCESSES])  # see ranks_of
+        found.append(of_ranks)
     return found
 
 
 def valid_numbers(who, size, shard):
-    odd = [value for value in shard if type(value) is not int][:1]
-    require(not odd, f"{who} gives {''.join(map(repr, odd)):.60}, which is not an int", "ints: image numbers")
+    for value in shard:
+        is_int = type(value) is int
+        require(is_int, f"{who} gives {value!r:.60}, which is not an int", "ints: image numbers")
     for number in shard:
         require(0 <= number < size, f"{who} gives the number {number!s:.40}", f"numbers from 0 to {size - 1}")
 
@@ -141,8 +163,15 @@ def valid_numbers(who, size, shard):
 def together(shards, size, low, high):
     """The shards of all ranks, put together, hold each image as often as they should."""
     counts = collections.Counter(itertools.chain(*shards))
-    often = [number for number, count in counts.items() if count > high]
-    seldom = [number for number in range(size) if counts[number] < low]
+    often = []
+    for number, count in counts.items():
+        if count > high:
+            often.append(number)
+    seldom = []
+    for number in range(size):
+        if counts[number] < low:
+            seldom.append(number)
+
     came = f"of {so_many(size, 'image')}, {len(often)} appear too often and {len(seldom)} not often enough"
     for some in (often, seldom):
         if some:
@@ -159,6 +188,11 @@ def right_length(one):
     return size // one["world_size"]
 
 
+def shards_in_pass(number, ranks):
+    """The shard of each rank in this one of its passes."""
+    return [rank["passes"][number] for rank in ranks]
+
+
 def deal(cases):
     """Run samplers. Each rank's shard has the right length and consists of numbers of images, and the shards
     fit together. Returns for each case what each rank sent."""
@@ -173,31 +207,38 @@ def deal(cases):
                 require(len(shard) == length, f"{who} gives {so_many(len(shard), 'number')}", str(length))
             same(f"len(sampler) of rank {rank}, before a pass,", came["length"], length)
         for number, epoch in enumerate(one["epochs"]):
-            tried(words_for(one) + ("" if epoch is None else f", epoch {epoch}"))
-            low, high = 0, 1
-            if not one["drop_last"]:
+            words = words_for(one)
+            if epoch is not None:
+                words += f", epoch {epoch}"
+            tried(words)
+            if one["drop_last"]:
+                low, high = 0, 1
+            else:
                 low, rest = divmod(length * len(ranks), max(one["size"], 1))
                 high = low + 1 if rest > 0 else low
-            together([rank["passes"][number] for rank in ranks], one["size"], low, high)
+            together(shards_in_pass(number, ranks), one["size"], low, high)
     return found
 
 
 def first_passes(deals):
     """For each case, the shard of each rank in its first pass."""
-    found = []
-    for ranks in deals:
-        found.append([rank["passes"][0] for rank in ranks])
-    return found
+    return [shards_in_pass(0, ranks) for ranks in deals]
 
 
 def shuffled(who, shard, size):
     """A shard in an order that nobody would call an order. Chance would be off by 8 deviations at least."""
-    pairs = list(itertools.pairwise(shard))
-    common, times = collections.Counter((after - before) % size for before, after in pairs).most_common(1)[0]
-    rising = sum(after > before for before, after in pairs) / len(pairs)
+    steps = []
+    upward = 0
+    for before, after in itertools.pairwise(shard):
+        steps.append((after - before) % size)
+        if after > before:
+            upward += 1
+    common, times = collections.Counter(steps).most_common(1)[0]
+    rising = upward / len(steps)
+
     came = f"{who} begins with {listed(shard[:6])}: "
-    alike = f"{times} of {len(pairs)} steps have the size {common}"
-    require(times <= len(pairs) / 4, came + alike, "a shuffle")
+    alike = f"{times} of {len(steps)} steps have the size {common}"
+    require(times <= len(steps) / 4, came + alike, "a shuffle")
     require(0.25 < rising < 0.75, came + f"{rising:.0%} of the steps go up", "a shuffle")
 
 
@@ -225,7 +266,11 @@ def by_chance(size, deals, what, other):
     sets = set()
     for shards in deals:
         counts = collections.Counter(itertools.chain(*shards))
-        sets.add(frozenset(number for number in range(size) if counts[number] != 1))
+        not_once = []
+        for number in range(size):
+            if counts[number] != 1:
+                not_once.append(number)
+        sets.add(tuple(not_once))
     came = f"the same images are {what}, whatever the {other}"
     require(len(sets) > 1, came, f"different images for a different {other}")
 
@@ -235,8 +280,9 @@ def chance_of_seeds(size, drop_last, what):
     deals = first_passes(deal(cases))
     tried(f"{size} images, 4 ranks, {len(cases)} different seeds")
     of_rank_0 = [shards[0] for shards in deals]
-    came = f"rank 0 has {listed(of_rank_0[0][:6])} ..., in the same order whatever the seed"
-    is_different = any(shard != of_rank_0[0] for shard in of_rank_0)
+    first, *others = of_rank_0
+    came = f"rank 0 has {listed(first[:6])} ..., in the same order whatever the seed"
+    is_different = any(shard != first for shard in others)
     require(is_different, came, "a different order for a different seed")
     by_chance(size, deals, what, "seed")
 
@@ -247,7 +293,11 @@ def some_dozens():
 
 def test_1a_disjoint():
     """1 to 4 ranks that can share the images evenly; each rank is a process without a process group"""
-    deal([case(random.randrange(5, 12) * world_size, world_size) for world_size in (2, 3, 4, 1)])
+    cases = []
+    for world_size in (2, 3, 4, 1):
+        size = random.randrange(5, 12) * world_size
+        cases.append(case(size, world_size))
+    deal(cases)
 
 
 def test_1b_the_order_depends_on_the_seed():
@@ -263,14 +313,18 @@ def test_1b_the_order_depends_on_the_seed():
     found = first_passes(deal(cases))
 
     # The cases come in pairs: the same images and ranks with either seed.
-    for one, first, second in zip(cases[::2], found[:-1:2], found[1::2], strict=False):
-        tried(f"{sizes_of(one)}, seeds {seeds[0]} and {seeds[1]}")
+    for number in range(0, 6, 2):
+        first, second = found[number], found[number + 1]
+        tried(f"{images_and_ranks(cases[number])}, seeds {seeds[0]} and {seeds[1]}")
         for rank, shard in enumerate(first):
             shuffled(f"the shard of rank {rank}", shard, size)
-        differ(first, second, [f"seed {seed}" for seed in seeds])
+        differ(first, second, [f"seed {seeds[0]}", f"seed {seeds[1]}"])
 
     # Whichever way they are dealt out, a shard goes through the one order from its beginning to its end.
-    place = {number: place for place, number in enumerate(found[0][0])}
+    order = found[0][0]
+    place = {}
+    for number in order:
+        place[number] = len(place)
     for one, shards in zip(cases[2::2], found[2::2], strict=True):
         tried(f"{words_for(one)}, compared with 1 rank with the same images and seed")
         for rank, shard in enumerate(shards):
@@ -281,7 +335,9 @@ def test_1b_the_order_depends_on_the_seed():
 
 def test_1c_padded():
     """2, 3 and 4 ranks, and a few images more than they can share evenly"""
-    cases = [case(some_dozens() + 1, world_size) for world_size in (2, 3, 4)]
+    cases = []
+    for world_size in (2, 3, 4):
+        cases.append(case(some_dozens() + 1, world_size))
     cases.append(case(some_dozens() + 2, 3))
     deal(cases)
 
@@ -293,7 +349,9 @@ def test_1c_by_chance():
 
 def test_1d_dropped():
     """1, 2, 3 and 4 ranks, and a few images more than they can share evenly; drop_last"""
-    cases = [case(some_dozens() + 7, world_size, drop_last=True) for world_size in (2, 3, 4, 1)]
+    cases = []
+    for world_size in (2, 3, 4, 1):
+        cases.append(case(some_dozens() + 7, world_size, drop_last=True))
     cases.append(case(some_dozens(), 4, drop_last=True))
     deal(cases)
 
@@ -323,8 +381,9 @@ def test_1f_the_global_random_state():
             python = random.Random(noise)
             legacy = numpy.random.RandomState(noise)
             for when, drawn in zip(("in a loop over the sampler", "afterwards"), came["drawn"], strict=True):
-                right = [torch.rand((), generator=own).item(), python.random(), float(legacy.random_sample())]
-                same(f"what torch, random and numpy draw on rank {rank} {when}", drawn, right)
+                of_torch = torch.rand((), generator=own).item()
+                expected = [of_torch, python.random(), float(legacy.random_sample())]
+                same(f"what torch, random and numpy draw on rank {rank} {when}", drawn, expected)
 
 
 def test_2a_each_epoch_has_another_order():
@@ -336,7 +395,7 @@ def test_2a_each_epoch_has_another_order():
         tried(words_for(one) + f", epochs {listed(epochs)}")
         shards = []  # for each epoch, that of each rank
         for number, epoch in enumerate(epochs):
-            shards.append([rank["passes"][number] for rank in ranks])
+            shards.append(shards_in_pass(number, ranks))
             shuffled(f"the shard of rank 0 in epoch {epoch}", shards[number][0], size)
             for before in range(number):
                 differ(shards[before], shards[number], [f"epoch {epochs[before]}", f"epoch {epoch}"])
@@ -349,9 +408,10 @@ def test_2b_an_epoch_has_one_order():
     late = random.randrange(11, 50)
     first = case(30, 2, epochs=(None, early, late, None, early, 0), breaks=4)
     second = case(30, 2, epochs=(late,), seed=first["seed"])
-    for rank, (long, short) in enumerate(zip(*deal([first, second]), strict=True)):
+    long_runs, short_runs = deal([first, second])
+    for rank in range(2):
+        long, short = long_runs[rank], short_runs[rank]
         passes = long["passes"]
-        right = [[number, number] for number in passes[-1][:5]]
         tried("30 images, 2 ranks, a pass that stops after 4 numbers, and then a full pass")
         same(f"the list of the 4 numbers on rank {rank}", long["broken"], passes[0][:4])
         tried(f"30 images, 2 ranks, set_epoch({early}), ({late}), ({early}), (0), a pass after each")
@@ -359,7 +419,8 @@ def test_2b_an_epoch_has_one_order():
         same(f"the order of epoch {early} after epoch {late} on rank {rank}", passes[4], passes[1])
         same(f"the order of epoch 0 after other epochs on rank {rank}", passes[5], passes[0])
         tried("30 images, 2 ranks, two passes at the same time: zip(sampler, sampler)")
-        same(f"the list of pairs on rank {rank}", long["together"], right)
+        pairs = [[number, number] for number in passes[-1][:5]]
+        same(f"the list of pairs on rank {rank}", long["together"], pairs)
         tried(f"30 images, 2 ranks, set_epoch({late}) in a new sampler, as in a run that resumes")
         same(f"the order of epoch {late} on rank {rank}", short["passes"][0], passes[2])
 
@@ -372,11 +433,11 @@ def test_3a_each_image_is_evaluated_once():
     cases.append({"size": 2, "world_size": 4})
     cases.append({"size": 61, "world_size": 7})  # 61 / 7 * 7 is less than 61
     for one, shards in zip(cases, dealt(evaluation, cases), strict=True):
-        tried(f"evaluation_shard: {sizes_of(one)}")
+        tried(f"evaluation_shard: {images_and_ranks(one)}")
         for rank, shard in enumerate(shards):
             valid_numbers(f"evaluation_shard of rank {rank}", one["size"], shard)
         together(shards, one["size"], 1, 1)
-        lengths = [len(shard) for shard in shards]
+        lengths = sizes_of_shards(shards)
         came = f"the numbers of images per rank are {listed(lengths)}"
         require(max(lengths) - min(lengths) <= 1, came, "numbers that differ by at most one")
 
@@ -389,22 +450,25 @@ def answers(count):
 def check_accuracy(*evaluations, times=None):
     """One evaluation after the other, in the same processes: the answers of each rank. `times`: how often
     those of a rank are repeated."""
-    ranks = list(zip(*evaluations, strict=True))
-    times = times or [1] * len(ranks)
+    times = times or [1] * len(evaluations[0])
     inputs = []
-    for rights, often in zip(ranks, times, strict=True):
-        inputs.append({"rights": list(rights), "times": often})
+    for rank, often in enumerate(times):
+        rights = [of_ranks[rank] for of_ranks in evaluations]
+        inputs.append({"rights": rights, "times": often})
     sent = run(accuracy, inputs)
 
     for number, rights in enumerate(evaluations):
-        good, size = 0, 0
+        good = 0
+        size = 0
         for right, often in zip(rights, times, strict=True):
             good += int(right.sum()) * often
             size += len(right) * often
         expected = good / size
         for rank, came in enumerate(sent):
             got = came["accuracies"][number]
-            what = f"the accuracy on rank {rank}{', in the second evaluation,' if number else ''}"
+            what = f"the accuracy on rank {rank}"
+            if number > 0:
+                what += ", in the second evaluation,"
             kind = "a tensor or an array" if isinstance(got, torch.Tensor) else f"{got!r:.80}"
             require(type(got) is float, f"{what} is {kind}", f"a Python float, {expected!r}")
             close(what, got, expected, 1e-12)
@@ -415,17 +479,21 @@ def shards_of(world_size):
     """Uneven shards: rank 0 has many, the others a few."""
     # The sizes of the others are drawn first, before the size of rank 0.
     few = [random.randrange(3, 9) for _ in range(world_size - 1)]
-    return [answers(count) for count in (random.randrange(50, 90), *few)]
+    counts = [random.randrange(50, 90), *few]
+    return [answers(count) for count in counts]
 
 
 @pytest.mark.parametrize("world_size", [3, 4, 1])
 def test_3b_uneven_shards(world_size):
-    first, second = shards_of(world_size), shards_of(world_size)
-    lengths = [listed(map(len, rights)) for rights in (first, second)]
+    first = shards_of(world_size)
+    second = shards_of(world_size)
     # In the second, the last rank has only wrong answers; of 4, each has.
-    for right in second[0 if world_size == 4 else -1 :]:
+    all_wrong = second if world_size == 4 else second[-1:]
+    for right in all_wrong:
         right[:] = False
-    tried(f"{so_many(world_size, 'process')} with {lengths[0]} images, and then with {lengths[1]}")
+    sizes = listed(sizes_of_shards(first))
+    sizes_then = listed(sizes_of_shards(second))
+    tried(f"{so_many(world_size, 'process')} with {sizes} images, and then with {sizes_then}")
     check_accuracy(first, second)
 
 
@@ -436,7 +504,8 @@ def test_3c_all_images_on_rank_2():
 
 def test_3d_only_sums_are_sent():
     """3 processes with 200,000 images each; the bytes that each process sends are counted"""
-    for rank, came in enumerate(check_accuracy([answers(200_000) for _ in range(3)])):
+    rights = [answers(200_000) for _ in range(3)]
+    for rank, came in enumerate(check_accuracy(rights)):
         wanted = f"two numbers: at most {MOST_SENT} bytes"
         require(came["sent"] <= MOST_SENT, f"rank {rank} sent {came['sent']} bytes", wanted)
 
