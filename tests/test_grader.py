@@ -480,6 +480,29 @@ def test_what_is_printed_is_shown_by_rank_and_kept(grade, tmp_path):
     assert not (out / "printed/03.txt").exists()
 
 
+def test_what_an_earlier_run_has_printed_says_so(grade):
+    """A check that fails in its second run: what the first has printed is shown below what was tried. Without
+    that line, it would look like the output of the run that failed."""
+    name = "05_resume.py"
+    text = (SOLUTIONS / name).read_text()
+    in_save = text.replace("    if rank == 0:", '    print("in save")\n    if rank == 0:')
+    one = "    if not snapshot.exists():"
+    in_both = in_save.replace(one, f'    print("in load")\n{one}')
+    wrong = in_save.replace("    return saved", "    return 2 + saved")
+    assert text.count(one) == 1 and wrong != in_save and in_save != text
+
+    result = grade({name: wrong}, "05.2a")["05.2a"]
+    first, *lines = result.output.splitlines()
+    assert result.status == "failed" and lines == ["rank 0 | in save", "rank 1 | in save"]
+    assert first == f"-- {result.tried}" and result.tried.startswith("2 processes save after epoch 3")
+
+    # Of the run that failed itself, the report says above it what was tried.
+    wrong = in_both.replace("    return saved", "    return 2 + saved")
+    result = grade({name: wrong}, "05.2a")["05.2a"]
+    assert result.status == "failed"
+    assert result.output.splitlines() == ["rank 0 | in load", "rank 1 | in load"]
+
+
 @pytest.mark.long
 def test_it_checks_again_at_every_save(tmp_path):
     (tmp_path / NAME).write_text(STARTER)
