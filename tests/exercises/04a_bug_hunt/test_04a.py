@@ -51,12 +51,23 @@ class Model(nn.Module):
     def __init__(self, state, stop, last, tell):
         super().__init__()
         width = len(state["first.bias"])
-        self.first, self.second = nn.Linear(6, width), nn.Linear(width, 3)
-        self.norm = nn.BatchNorm1d(width) if "norm.weight" in state else nn.Identity()
-        self.register_buffer("total", torch.zeros(6) if "norm.weight" in state else None, persistent=False)
+        self.first = nn.Linear(6, width)
+        self.second = nn.Linear(width, 3)
+        if "norm.weight" in state:
+            self.norm = nn.BatchNorm1d(width)
+            self.register_buffer("total", torch.zeros(6), persistent=False)
+        else:
+            self.norm = nn.Identity()
+            self.register_buffer("total", None, persistent=False)
         self.load_state_dict(state)
-        self.given, self.before, self.arrived, self.passes = [], [], [], []
-        self.stop, self.last, self.tell = stop, last, tell
+
+        self.stop = stop
+        self.last = last
+        self.tell = tell
+        self.given = []
+        self.before = []
+        self.arrived = []
+        self.passes = []
 
     def forward(self, images):
         if self.training and torch.is_grad_enabled():
@@ -87,7 +98,8 @@ class Device:
         self.number, self.notes = number, notes
 
     def put(self, thing):
-        self.notes.append([self.number, len(thing) if isinstance(thing, torch.Tensor) else "model"])
+        what = len(thing) if isinstance(thing, torch.Tensor) else "model"
+        self.notes.append([self.number, what])
         return thing
 
 
@@ -128,15 +140,21 @@ def train(student, me, given):
         scaler = more["scaler"] = torch.amp.GradScaler("cpu", init_scale=given["scale"])
     with contextlib.suppress(Stopped):
         result = student.train(model, given["images"], given["labels"], **more)
-    sent = sum(call["bytes"] for call in me.calls if call.get("phase") == "begin")
-    seen = {name: getattr(model, name) for name in ("given", "before", "arrived", "passes", "total")}
-    scale = scaler.get_scale() if scaler else None
-    return seen | {
+    sent = 0
+    for call in me.calls:
+        if call.get("phase") == "begin":
+            sent += call["bytes"]
+    return {
+        "given": model.given,
+        "before": model.before,
+        "arrived": model.arrived,
+        "passes": model.passes,
+        "total": model.total,
         "state": dict(model.state_dict()),
         "result": result,
         "put": notes,
         "sent": sent,
-        "scale": scale,
+        "scale": scaler.get_scale() if scaler else None,
     }
 
 
@@ -159,7 +177,9 @@ def trained(state, parts, own=None, disk=False, dies=(), **more):
 
 def numbers_of(rank, came, images):
     """For each batch that the model was given: which images they are."""
-    known = {row.numpy().tobytes(): number for number, row in enumerate(images)}
+    known = {}
+    for number, row in enumerate(images):
+        known[row.numpy().tobytes()] = number
     batches = []
     for batch in came["given"]:
         batches.append([known.get(row.numpy().tobytes()) for row in batch])
@@ -173,8 +193,15 @@ def in_order(batches):
 
 
 def steps_of(parts, size):
-    """Batches of `size` of each rank, step by step."""
-    ranks = [zip(images.split(size), labels.split(size), strict=True) for images, labels in parts]
+    """For each step, the batch of each rank, of `size` images."""
+    ranks = []
+    for images, labels in parts:
+        ranks.append(zip(images.split(size), labels.split(size), strict=True))
+    return by_step(ranks)
+
+
+def by_step(ranks):
+    """For each step, the batch of each rank. `ranks` has the batches of each rank."""
     return list(zip(*ranks, strict=True))
 
 
@@ -221,7 +248,9 @@ def code_of(text):
 def epochs_of(ranks, images, epochs, share):
     """The batches of each rank; and for each epoch, for each rank, the images in their order. All ranks must
     have `share` in each epoch, in batches of 4."""
-    batches = [numbers_of(rank, came, images) for rank, came in enumerate(ranks)]
+    batches = []
+    for rank, came in enumerate(ranks):
+        batches.append(numbers_of(rank, came, images))
     sizes = [4] * (share // 4)
     if share % 4 > 0:
         sizes.append(share % 4)
@@ -262,10 +291,11 @@ def dealt(world_size, size, epochs, share, **more):
     batches, found = epochs_of(ranks, images, epochs, share)
     for epoch, shares in enumerate(found):
         what = f"the number of different images that all processes together have in epoch {epoch}"
-        same(what, len({*joined(shares)}), min(size, share * world_size))
+        different = set(joined(shares))
+        same(what, len(different), min(size, share * world_size))
     anew(found)
     steps = []
-    for step in zip(*batches, strict=True):
+    for step in by_step(batches):
         steps.append([(images[batch], labels[batch]) for batch in step])
     compare(ranks, learnt(state, steps, 0.5))
     return both, found
@@ -295,7 +325,11 @@ def test_2a_seed(world_size, size, epochs, seed):
 @pytest.mark.parametrize("least", [(12, 4, 8), (12,), (9, 0), (0, 9)])
 @bug
 def test_3a_collective(least):
-    sizes = [size + int(integers(0, 3, 1)) if size else 0 for size in least]
+    sizes = []
+    for size in least:
+        if size > 0:
+            size += int(integers(0, 3, 1))
+        sizes.append(size)
     if len(sizes) > 1:
         tried(f"{len(sizes)} processes with {', '.join(map(str, sizes))} test images")
     else:
@@ -383,12 +417,12 @@ def test_7a_mean_of_means(sizes, steps):
     ranks = trained(state, parts, steps=steps, lr=0.8)
     for rank, came in enumerate(ranks):
         seen = sorted(joined(numbers_of(rank, came, parts[rank][0])))
-        what = f"rank {rank} trained with {len(seen)} images, of which {len({*seen})} are different"
-        require(seen == [*range(sizes[rank])], what, f"each of its {sizes[rank]} images once")
-    cut = []
+        what = f"rank {rank} trained with {len(seen)} images, of which {len(set(seen))} are different"
+        require(seen == list(range(sizes[rank])), what, f"each of its {sizes[rank]} images once")
+    batches = []
     for images, labels in parts:
-        cut.append(list(zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True)))
-    compare(ranks, learnt(state, list(zip(*cut, strict=True)), 0.8, alike=True))
+        batches.append(zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True))
+    compare(ranks, learnt(state, by_step(batches), 0.8, alike=True))
 
 
 @bug
@@ -396,20 +430,26 @@ def test_8a_resume():
     settings = {"lr": 0.4, "momentum": 0.8}
     state = parameters()
     parts = pictures(8, 8)
-    batches, steps = [], []  # for each epoch
+    batches = []  # for each epoch, as numbers of images
+    steps = []  # for each epoch, as images and labels of each rank
     for epoch in range(5):
         shuffle = torch.Generator().manual_seed(epoch)
         batches.append(torch.randperm(8, generator=shuffle).split(3))
-        steps.append([])
+        of_epoch = []
         for batch in batches[epoch]:
-            steps[epoch].append([(images[batch], labels[batch]) for images, labels in parts])
+            of_epoch.append([(images[batch], labels[batch]) for images, labels in parts])
+        steps.append(of_epoch)
 
-    # Each line: epochs to reach, the forward pass in which all ranks are stopped, and the first epoch.
-    for number, (epochs, stop, first) in enumerate(((5, 7, 0), (4, None, 2), (5, None, 4), (5, None, 5))):
-        start = ("the first start", "the first restart", "the second restart", "the third restart")[number]
+    starts = [  # epochs to reach, the forward pass in which all ranks are stopped, and the first epoch
+        ("the first start", 5, 7, 0),
+        ("the first restart", 4, None, 2),
+        ("the second restart", 5, None, 4),
+        ("the third restart", 5, None, 5),
+    ]
+    for start, epochs, stop, first in starts:
         until = "stopped in epoch 2" if stop else f"{epochs} epochs in total"
         tried(f"2 processes; {start}: {until}")
-        begin = state if number == 0 else parameters()
+        begin = state if first == 0 else parameters()
         own = [{"snapshot": "snapshot.pt", "stop": stop}] * 2
         ranks = trained(begin, parts, own, disk=True, epochs=epochs, batch_size=3, **settings)
         wanted = in_order(joined(batches[first:epochs]))[:stop]
@@ -435,9 +475,13 @@ def test_8a_resume():
 @pytest.mark.parametrize("machines", [((1, 2), (2, 3)), ((2, 4), (1, 1)), ((1, 1), (1, 2))])
 @bug
 def test_9a_device(machines):
-    words = " and ".join(f"{count} on {so_many(devices, 'device')}" for count, devices in machines)
-    tried(f"two machines with these processes: {words}")
-    of_each = environments(*(count for count, _ in machines))
+    counts = []
+    words = []
+    for count, devices in machines:
+        counts.append(count)
+        words.append(f"{count} on {so_many(devices, 'device')}")
+    tried(f"two machines with these processes: {' and '.join(words)}")
+    of_each = environments(*counts)
     own = []
     for one in of_each:
         _, devices = machines[int(one["GROUP_RANK"])]
@@ -448,18 +492,27 @@ def test_9a_device(machines):
     for rank, (came, one) in enumerate(zip(ranks, of_each, strict=True)):
         local = one["LOCAL_RANK"]
         machine = ("first", "second")[int(one["GROUP_RANK"])]
-        used = sorted({str(number) for number, _ in came["put"]})
-        what = [what for _, what in came["put"]]
-        devices = f"device {' and '.join(used)}" if used else "no device"
+        used = set()
+        what = []  # "model", or the number of images or labels
+        images_there = 0
+        for number, thing in came["put"]:
+            used.add(str(number))
+            what.append(thing)
+            if thing != "model":
+                images_there += thing
+        devices = f"device {' and '.join(sorted(used))}" if used else "no device"
         who = f"rank {rank} (local rank {local} on the {machine} machine)"
-        require(used == [local], f"{who} uses {devices}", f"only device {local}")
-        enough = "model" in what and sum(size for size in what if size != "model") >= 7
+        require(used == {local}, f"{who} uses {devices}", f"only device {local}")
+        enough = "model" in what and images_there >= 7
         only = f"rank {rank} put only this on its device: {what}"[:200]
         require(enough, only, "the model and its images")
-    mine = []
+
+    images, labels = both
+    parts = []
     for rank in range(len(own)):
-        mine.append([value[7 * rank : 7 * rank + 7] for value in both])
-    compare(ranks, learnt(state, steps_of(mine, 4), 0.8))
+        share = slice(7 * rank, 7 * rank + 7)
+        parts.append((images[share], labels[share]))
+    compare(ranks, learnt(state, steps_of(parts, 4), 0.8))
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -480,7 +533,9 @@ def test_10a_buffers(world_size):
     compare(ranks, expected)
 
     running = running_of(learns, state, parts)
-    mean = [sum(kept) / world_size for kept in zip(*running, strict=True)]
+    mean = []  # of the running means of all ranks, and of their running variances
+    for of_ranks in zip(*running, strict=True):
+        mean.append(sum(of_ranks) / world_size)
     results = [came["result"] for came in ranks]
     if all(torch.is_tensor(one) and one.shape == (5, 3) for one in results):
         words = f"ranks 0 and {world_size - 1} give different answers for the same images"
