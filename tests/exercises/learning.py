@@ -16,7 +16,12 @@ def parameters(width=5):
 
 def pictures(*sizes):
     """For each size, as many images and labels. No two images are alike."""
-    return [(floats(size, 6), integers(0, 3, size)) for size in sizes]
+    found = []
+    for size in sizes:
+        images = floats(size, 6)
+        labels = integers(0, 3, size)
+        found.append((images, labels))
+    return found
 
 
 def answers(state, images, buffers=None):
@@ -43,16 +48,19 @@ def loss_of(state, parts, alike):
     sizes = [len(labels) for _, labels in parts]
     mean_size = sum(sizes) / len(parts)
     loss = 0
-    for (images, labels), size in zip(parts, sizes, strict=True):
+    for images, labels in parts:
         total = cross_entropy(answers(state, images), labels, reduction="sum")
-        loss = loss + total / (mean_size if alike else size)
+        size = mean_size if alike else len(labels)
+        loss = loss + total / size
     return loss / len(parts)
 
 
 def learnt(state, steps, lr, momentum=0.0, decay=0.0, most=None, alike=False):
     """What one process learns. A step has a batch of each rank; the ranks count alike, or the images do. A
     step whose gradients are not finite is left out. `lr` may be a list with one for each step."""
-    right = Learnt({name: value.double().requires_grad_() for name, value in state.items()}, [], [])
+    right = Learnt({}, [], [])
+    for name, value in state.items():
+        right.state[name] = value.double().requires_grad_()
     values = right.state.values()
     optimizer = Optimizer("SGD", values, {"lr": lr, "momentum": momentum, "weight_decay": decay})
     for number, parts in enumerate(steps):
@@ -68,7 +76,8 @@ def learnt(state, steps, lr, momentum=0.0, decay=0.0, most=None, alike=False):
             optimizer.step()
         right.path.append(right.state["second.bias"].detach().clone())
         right.losses.append(loss.item())
-    right.state = {name: value.detach() for name, value in right.state.items()}
+    for name, value in right.state.items():
+        right.state[name] = value.detach()
     return right
 
 
@@ -79,10 +88,11 @@ def run_and_count(body, inputs, **more):
     except Verdict as verdict:
         counts = []
         for events in getattr(verdict, "events", []):
-            counts.append(sum(one["event"] == "forward" for one in events))
+            names = [event["event"] for event in events]
+            counts.append(names.count("forward"))
         if verdict.status == "timeout" and len(set(counts)) > 1:
-            words = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
-            verdict.came += f"; number of training forward passes that each rank began: {words}"
+            words = [f"rank {rank}: {count}" for rank, count in enumerate(counts)]
+            verdict.came += f"; number of training forward passes that each rank began: {', '.join(words)}"
         raise
 
 

@@ -20,7 +20,9 @@ class Optimizer:
     """One of them, by its name in torch.optim."""
 
     def __init__(self, name, parameters, options):
-        self.rule, self.parameters, self.options = {"SGD": sgd, "Adam": adam}[name], list(parameters), options
+        self.rule = {"SGD": sgd, "Adam": adam}[name]
+        self.parameters = list(parameters)
+        self.options = options
         self.states = [{} for _ in self.parameters]
 
     def zero_grad(self):

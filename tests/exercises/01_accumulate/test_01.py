@@ -24,7 +24,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import cross_entropy
 
 # The large eps makes Adam's step depend on the size of a gradient, which it would hide.
-SGD, ADAM = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}), ("Adam", {"lr": 0.05, "eps": 0.02})
+SGD = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01})
+ADAM = ("Adam", {"lr": 0.05, "eps": 0.02})
 OLD = "the parameters already have gradients, `spare` is a parameter that the model does not use, `early` is "
 OLD += "used in its first forward pass only, and `last.bias` is frozen"
 
@@ -38,9 +39,9 @@ class Model(nn.Module):
 
     def __init__(self, state, old, frozen):
         super().__init__()
-        self.first, self.last, self.norm = nn.Linear(5, 6), nn.Linear(6, 3), nn.Identity()
-        if "norm.weight" in state:
-            self.norm = nn.BatchNorm1d(6, eps=0.1)
+        self.first = nn.Linear(5, 6)
+        self.last = nn.Linear(6, 3)
+        self.norm = nn.BatchNorm1d(6, eps=0.1) if "norm.weight" in state else nn.Identity()
         if "spare" in state:
             self.spare = nn.Parameter(torch.zeros(4))  # in no pass
             self.early = nn.Parameter(torch.zeros(6))  # as of a layer that is skipped at random
@@ -48,7 +49,10 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
             parameter.grad = old.get(name)
-        self.sizes, self.parts, self.in_memory, self.random = [], [], [], []
+        self.sizes = []
+        self.parts = []
+        self.in_memory = []
+        self.random = []
 
     def forward(self, images):
         self.in_memory.append(still_there(self.parts))
@@ -61,14 +65,22 @@ class Model(nn.Module):
         return self.last(hidden)
 
     def seen(self):
-        came = {name: getattr(self, name) for name in ("sizes", "in_memory", "training", "random")}
-        came["gradients"] = {name: parameter.grad for name, parameter in self.named_parameters()}
-        came["state"] = self.state_dict()
-        return came
+        return {
+            "sizes": self.sizes,
+            "in_memory": self.in_memory,
+            "training": self.training,
+            "random": self.random,
+            "gradients": {name: parameter.grad for name, parameter in self.named_parameters()},
+            "state": self.state_dict(),
+        }
 
 
 def still_there(storages):
-    return sum(not one.expired() for one in storages)
+    count = 0
+    for one in storages:
+        if not one.expired():
+            count += 1
+    return count
 
 
 class Batches:
@@ -76,7 +88,11 @@ class Batches:
     and how many of those before were in memory."""
 
     def __init__(self, batches, steps):
-        self.batches, self.steps, self.taken, self.done, self.in_memory = iter(batches), steps, [], [], []
+        self.batches = iter(batches)
+        self.steps = steps
+        self.taken = []
+        self.done = []
+        self.in_memory = []
 
     def __iter__(self):
         if self.taken:
@@ -92,7 +108,8 @@ class Batches:
 
 def add(student, me, given):
     model = Model(**given["model"])
-    loss = student.add_gradients(model, [(images, labels) for images, labels in given["parts"]])
+    parts = [(images, labels) for images, labels in given["parts"]]
+    loss = student.add_gradients(model, parts)
     return model.seen() | {"loss": loss}
 
 
@@ -113,13 +130,16 @@ def train(student, me, given):
     optimizer.register_step_post_hook(lambda *_: steps.append(0))
     batches = Batches(given["batches"], steps)
     if "part_size" in given:
-        size = given["part_size"]
-        losses = [student.large_step(model, optimizer, *one, size) for one in given["batches"]]
+        losses = []
+        for images, labels in given["batches"]:
+            losses.append(student.large_step(model, optimizer, images, labels, given["part_size"]))
     else:
         losses = student.train_epoch(model, optimizer, batches, given["parts_per_step"])
-    came = {"kind": type(losses).__name__, "losses": losses, "steps": len(steps)}
+    came = model.seen()
+    came |= {"kind": type(losses).__name__, "losses": losses, "steps": len(steps)}
     came["handed_on"] = are_among(losses, returned) if type(losses) is list else []
-    return model.seen() | came | {"steps_done": batches.done, "batches_in_memory": batches.in_memory}
+    came |= {"steps_done": batches.done, "batches_in_memory": batches.in_memory}
+    return came
 
 
 def are_among(losses, returned):
@@ -133,32 +153,40 @@ def are_among(losses, returned):
 # ---- what is drawn, and what is right
 
 
+def drawn_tensors(shapes):
+    found = {}
+    for name, shape in shapes.items():
+        found[name] = floats(*shape)
+    return found
+
+
 def drawn_model(norm=False, old=False):
     shapes = {"first.weight": (6, 5), "first.bias": (6,), "last.weight": (3, 6), "last.bias": (3,)}
     if old:
         shapes |= {"spare": (4,), "early": (6,)}
-    state = {name: floats(*shape) for name, shape in shapes.items()}
+    state = drawn_tensors(shapes)
     if norm:
         for name in ("bias", "running_mean"):
             state[f"norm.{name}"] = floats(6)
         for name in ("weight", "running_var"):
             state[f"norm.{name}"] = floats(6).abs() + 0.5
         state["norm.num_batches_tracked"] = integers(1, 1000)
-    gradients, frozen = {}, []
     if old:
-        gradients = {name: floats(*shape) for name, shape in shapes.items()}
-        frozen = ["last.bias"]
-    return {"state": state, "old": gradients, "frozen": frozen}
+        return {"state": state, "old": drawn_tensors(shapes), "frozen": ["last.bias"]}
+    return {"state": state, "old": {}, "frozen": []}
 
 
 def drawn_parts(sizes, transposed=False):
     """Parts whose losses differ a lot: a mean with wrong weights cannot be mistaken for the right one."""
     # The images of all parts are drawn before the labels.
-    images = [floats(size, 5) + 2 * place % 5 for place, size in enumerate(sizes)]
+    images_of_parts = []
+    for place, size in enumerate(sizes):
+        images_of_parts.append(floats(size, 5) + 2 * place % 5)
     parts = []
-    for one in images:
-        stored = one.t().contiguous().t() if transposed else one
-        parts.append((stored, integers(0, 3, len(one))))
+    for images in images_of_parts:
+        if transposed:  # in memory, by columns
+            images = images.t().contiguous().t()
+        parts.append((images, integers(0, 3, len(images))))
     return parts
 
 
@@ -172,7 +200,9 @@ def reference(model):
 
 def backward(model, parts):
     """Gradients of the mean over all parts, in the reference. Returns the loss."""
-    size = sum(len(labels) for _, labels in parts)
+    size = 0
+    for _, labels in parts:
+        size += len(labels)
     mean = 0.0
     for images, labels in parts:
         loss = cross_entropy(model(images.double()), labels, reduction="sum") / size
@@ -208,7 +238,8 @@ def right_loss(what, got, expected):
 def one_at_a_time(came):
     """Nothing of a part is left when the next goes forward, so each went backward before."""
     for number, kept in enumerate(came["in_memory"], 1):
-        earlier = f"{so_many(kept, 'earlier part')} {'was' if kept == 1 else 'were'} still in memory"
+        were = "was" if kept == 1 else "were"
+        earlier = f"{so_many(kept, 'earlier part')} {were} still in memory"
         what = f"when part {number} of {len(came['sizes'])} entered the model, {earlier}"
         require(kept == 0, what, "none: backward() frees what the forward pass stored")
 
@@ -239,18 +270,19 @@ def check_gradients(sizes, *, double=False, transposed=False, **more):
         model |= {"state": in_double(model["state"]), "old": in_double(model["old"])}
     (came,) = run(add, [{"model": model, "parts": parts}], group=False)
 
-    right, last = reference(model), reference(model)
+    right = reference(model)
     loss = backward(right, parts)
+    last = reference(model)  # which gets the last part only
     backward(last, parts[-1:])
     right_sizes(came, sizes)
     norm = ", with batch norm" if "norm.weight" in model["state"] else ""
-    for (name, one), of_last in zip(right.named_parameters(), last.parameters(), strict=True):
+    for name, parameter in right.named_parameters():
         what = f"the gradient of {name}{norm}"
         got = came["gradients"].get(name)
         expected = model["old"].get(name)
-        if one.grad is not None:
-            expected = one.grad + (0 if expected is None else expected)
-            share = of_last.grad * sizes[-1] / sum(sizes)
+        if parameter.grad is not None:
+            expected = parameter.grad if expected is None else parameter.grad + expected
+            share = last.get_parameter(name).grad * sizes[-1] / sum(sizes)
             if got is not None and got.shape == share.shape:
                 is_last = near(got, share) and not near(got, expected)
                 wanted = "the sum of the gradients of all parts"
@@ -286,11 +318,13 @@ def test_1c_one_part_in_memory():
 
 
 def grouped(parts, groups):
-    """The parts one after another, in groups of these sizes."""
-    left = iter(parts)
+    """The parts one after another, as many in each group as the group has sizes."""
     steps = []
+    begin = 0
     for group in groups:
-        steps.append([next(left) for _ in group])
+        end = begin + len(group)
+        steps.append(parts[begin:end])
+        begin = end
     return steps
 
 
@@ -303,8 +337,9 @@ def check_steps(groups, optimizer, *, norm=False, old=False, transposed=False, *
     model = drawn_model(norm, old)
     parts = drawn_parts(sizes, transposed)
     steps = grouped(parts, groups)
-    given = {"model": model, "optimizer": optimizer, **cut}
-    given["batches"] = [whole(some) for some in steps] if "part_size" in cut else parts
+    given = {"model": model, "optimizer": optimizer, "batches": parts, **cut}
+    if "part_size" in cut:
+        given["batches"] = [whole(some) for some in steps]
     (came,) = run(train, [given], group=False)
 
     right = reference(model)
@@ -333,7 +368,10 @@ def large_steps(sizes, part_size, optimizer=SGD, **more):
     """large_step for batches of these sizes."""
     groups = []
     for size in sizes:
-        groups.append([min(part_size, size - start) for start in range(0, size, part_size)])
+        group = []
+        for start in range(0, size, part_size):
+            group.append(min(part_size, size - start))
+        groups.append(group)
     return check_steps(groups, optimizer, part_size=part_size, **more)
 
 
@@ -364,7 +402,9 @@ def test_2b_one_part_in_memory():
 
 
 def epoch(sizes, parts_per_step, optimizer=SGD, **more):
-    groups = [sizes[place : place + parts_per_step] for place in range(0, len(sizes), parts_per_step)]
+    groups = []
+    for start in range(0, len(sizes), parts_per_step):
+        groups.append(sizes[start : start + parts_per_step])
     return check_steps(groups, optimizer, parts_per_step=parts_per_step, **more)
 
 

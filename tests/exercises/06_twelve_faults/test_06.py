@@ -36,9 +36,12 @@ class Model(nn.Module):
 
     def __init__(self, state, tell=None):
         super().__init__()
-        self.tell, self.before, self.looked = tell, [], 0
-        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.first = nn.Linear(6, 5)
+        self.second = nn.Linear(5, 3)
         self.load_state_dict(state)
+        self.tell = tell
+        self.before = []
+        self.looked = 0
 
     def forward(self, images):
         self.looked += len(images)
@@ -55,7 +58,9 @@ class Orders(DistributedSampler):  # many people ask isinstance() before they ca
 
     def __init__(self, orders):
         super().__init__(range(len(orders[0])), num_replicas=1, rank=0)
-        self.orders, self.epoch, self.calls = orders, 1, []
+        self.orders = orders
+        self.epoch = 1
+        self.calls = []
 
     def __iter__(self):
         return iter(self.orders[self.epoch % len(self.orders)].tolist())
@@ -75,15 +80,21 @@ def train(student, me, given):
         parameter.grad = torch.ones_like(parameter)
     loader = DataLoader(TensorDataset(*given["part"]), given["size"], sampler=orders)
     parallel, losses = student.train(model, loader, len(given["orders"]), given["lr"])
-    facts = {"wrapped": getattr(parallel, "module", None) is model, "kind": type(parallel).__name__}
-    facts |= {"losses": losses, "epochs": orders.calls, "before": model.before}
-    return facts | {"state": dict(model.state_dict())}
+    return {
+        "wrapped": getattr(parallel, "module", None) is model,
+        "kind": type(parallel).__name__,
+        "losses": losses,
+        "epochs": orders.calls,
+        "before": model.before,
+        "state": dict(model.state_dict()),
+    }
 
 
 def loader(student, me, given):
     """The batches of a loader of the student's in two epochs, and those of a loader with another seed."""
     found = []
-    for seed, epochs in zip(given["seeds"], ((0, 1), (0,)), strict=True):
+    first, second = given["seeds"]
+    for seed, epochs in ((first, [0, 1]), (second, [0])):
         loader = student.make_loader(TensorDataset(*given["part"]), given["batch_size"], seed)
         for epoch in epochs:
             loader.sampler.set_epoch(epoch)
@@ -106,9 +117,22 @@ def save(student, me, given):
     student.save(model, given["epoch"], str(folder / "snapshot.pt"))
 
 
+def tensors_in(value):
+    """The tensors of a dict with their names; nothing else has any."""
+    found = {}
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if torch.is_tensor(item):
+                found[name] = item
+    return found
+
+
 def read_file(student, me, given):
     """Who has written, and what is in the file, without the student's code."""
-    writers = [folder.name for folder in sorted(me.disk.iterdir()) if any(folder.iterdir())]
+    writers = []
+    for folder in sorted(me.disk.iterdir()):
+        if any(folder.iterdir()):
+            writers.append(folder.name)
     found = {"writers": writers, "state": {}, "error": ""}
     try:
         snapshot = torch.load(me.disk / "0" / "snapshot.pt", weights_only=True)
@@ -116,8 +140,9 @@ def read_file(student, me, given):
         return found | {"error": f"the file cannot be loaded: {type(error).__name__}: {error}"[:200]}
     if isinstance(snapshot, dict):
         for value in snapshot.values():
-            if isinstance(value, dict) and any(map(torch.is_tensor, value.values())):
-                found["state"] = {name: item for name, item in value.items() if torch.is_tensor(item)}
+            tensors = tensors_in(value)
+            if tensors:
+                found["state"] = tensors
     return found
 
 
@@ -199,16 +224,23 @@ def trained(world_size, epochs, steps, size, orders_alike=True, fewer=0):
     state = parameters()
     count = steps * size - fewer
     lr = 0.7
-    inputs, batches = [], []
+    inputs = []
+    batches = []  # of each rank
     for part in pictures(*[count] * world_size):
         orders = [torch.randperm(count) for _ in range(epochs)]
         if orders_alike:
             orders = orders[:1] * epochs
         inputs.append({"state": state, "part": part, "size": size, "orders": orders, "lr": lr})
         batches.append(batches_of(part, orders, size))
-    rates = [lr * (1 + math.cos(math.pi * (step // steps) / epochs)) / 2 for step in range(epochs * steps)]
+    rates = []  # of each step
+    for epoch in range(epochs):
+        rate = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
+        rates += [rate] * steps
     right = learnt(state, list(zip(*batches, strict=True)), rates)
-    losses = [sum(right.losses[epoch * steps : (epoch + 1) * steps]) / steps for epoch in range(epochs)]
+    losses = []
+    for epoch in range(epochs):
+        of_epoch = right.losses[epoch * steps : (epoch + 1) * steps]
+        losses.append(sum(of_epoch) / steps)
     return run_and_count(train, inputs), right, losses
 
 
@@ -265,7 +297,9 @@ def loaded(world_size, size, batch_size):
     (part,) = pictures(size)
     seed = int(integers(1, 10_000, 1)) if world_size == 2 else 0
     given = {"part": part, "batch_size": batch_size, "seeds": [seed, seed + 20_000]}
-    known = {row.numpy().tobytes(): number for number, row in enumerate(part[0])}
+    known = {}
+    for number, row in enumerate(part[0]):
+        known[row.numpy().tobytes()] = number
     ranks = []
     for came in run(loader, [given] * world_size):
         ranks.append([in_numbers(batches, known) for batches in came])
@@ -285,6 +319,7 @@ def test_5a_the_batch_size_of_all(world_size, images, batch_size):
 def test_6a_no_image_twice(world_size, images, batch_size):
     found = loaded(world_size, images, batch_size)
     orders = []
+    left_out = []
     for number, epoch in enumerate(("epoch 0", "epoch 1", "epoch 0 with another seed")):
         order = []
         for mine in found:
@@ -295,15 +330,17 @@ def test_6a_no_image_twice(world_size, images, batch_size):
         least = images // world_size * world_size - batch_size
         require(len(order) > least, f"{epoch} has {len(order)} of {images} images", f"more than {least}")
         orders.append(order)
-    for other, came, wanted in (
-        (sorted(orders[0]), "the images are in the order of the data set", "a shuffled order"),
-        (orders[1], "epochs 0 and 1 have the same order", "a new order in each epoch"),
-        (orders[2], "two seeds give the same order", "a different order for a different seed"),
-    ):
-        require(orders[0] != other, came, wanted)
-    left_out = [sorted({*range(images)} - {*order}) for order in orders]
+        left_out.append(sorted(set(range(images)) - set(order)))
+
+    first, second, other_seed = orders
+    require(first != sorted(first), "the images are in the order of the data set", "a shuffled order")
+    require(first != second, "epochs 0 and 1 have the same order", "a new order in each epoch")
+    wanted = "a different order for a different seed"
+    require(first != other_seed, "two seeds give the same order", wanted)
+
+    same_left_out = left_out[0] == left_out[1] == left_out[2]
     came = f"epochs 0 and 1, and epoch 0 with another seed, all lack the images {left_out[0]}"
-    require(not left_out[0] or left_out != left_out[:1] * 3, came, "other images left over in each epoch")
+    require(not left_out[0] or not same_left_out, came, "other images left over in each epoch")
 
 
 def alone(body, given, student=False):
@@ -313,8 +350,10 @@ def alone(body, given, student=False):
 def saved(world_size, layers=()):
     """Snapshots by ranks whose weights differ. What is in the file is read without the student's code."""
     words = f"{world_size} processes, the last one on a second machine, each with its own weights and path"
-    more = f" of a model that also has batch norms called {' and '.join(layers)}" if layers else ""
-    tried(f"{words}, call save{more}")
+    words += ", call save"
+    if layers:
+        words += f" of a model that also has batch norms called {' and '.join(layers)}"
+    tried(words)
     epoch = int(integers(1, 10_000, 1))
     inputs = []
     for environment in environments(world_size - 1, 1):
@@ -330,12 +369,19 @@ def saved(world_size, layers=()):
     return epoch, inputs[0]["state"], came["state"]
 
 
+def with_end(name, found):
+    """The first tensor whose name ends like this: whatever is before the names is a matter of 8a."""
+    for of_file, tensor in found.items():
+        if of_file.endswith(name):
+            return tensor
+    return None
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_7a_one_writer(world_size):
     _, state, found = saved(world_size)
-    for name, value in state.items():  # whatever is before the names: that is 8a
-        got = next((one for its, one in found.items() if its.endswith(name)), None)
-        close(f"{name} in the file", got, value, 1e-6)
+    for name, value in state.items():
+        close(f"{name} in the file", with_end(name, found), value, 1e-6)
 
 
 def test_8a_plain_names():
@@ -350,15 +396,19 @@ def test_8a_plain_names():
 
 def test_9a_what_was_saved_or_an_error():
     epoch, state, _ = saved(2)
-    damages = {
-        "lacks a weight": (["second.bias"], []),
-        "has a weight that the model does not know": ([], ["third.weight"]),
-        "has a weight under another name": (["second.bias"], ["third.bias"]),
+    files = {  # without some names, and with more
+        "damaged-0.pt": (["second.bias"], []),
+        "damaged-1.pt": ([], ["third.weight"]),
+        "damaged-2.pt": (["second.bias"], ["third.bias"]),
     }
-    files = [f"damaged-{number}.pt" for number in range(len(damages))]
-    alone(change, dict(zip(files, damages.values(), strict=True)))
+    damages = [
+        "lacks a weight",
+        "has a weight that the model does not know",
+        "has a weight under another name",
+    ]
+    alone(change, files)
     tried("one process loads the snapshot into a model with different weights")
-    came = alone(load, {"damaged": files, "state": parameters()}, student=True)
+    came = alone(load, {"damaged": list(files), "state": parameters()}, student=True)
     for name, value in state.items():
         close(f"{name} after load", came["state"].get(name), value, 1e-6)
     same("the epoch that load returns", came["epoch"], epoch)
@@ -396,8 +446,8 @@ def test_10a_each_image_once(world_size, test_images):
 def test_11a_its_own_device(machines):
     """Two machines with these numbers of devices, and one process per device"""
     # The ranks of the run are no help: only what torchrun says counts.
-    facts = environments(*machines)
-    facts = [facts[place] for place in torch.randperm(len(facts)).tolist()]
+    in_order = environments(*machines)
+    facts = [in_order[place] for place in torch.randperm(len(in_order)).tolist()]
     for one, came in zip(facts, run(device, facts), strict=True):
         where = f"rank {one['RANK']} (local rank {one['LOCAL_RANK']})"
         same(f"the device of {where}", came, int(one["LOCAL_RANK"]))
