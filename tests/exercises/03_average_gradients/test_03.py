@@ -33,8 +33,11 @@ class Model(nn.Module):
 
     def __init__(self, state, tied=False, frozen=(), transposed=False, double=False):
         super().__init__()
-        self.shift, self.first, self.norm = nn.Parameter(torch.zeros(4)), nn.Linear(5, 4), nn.BatchNorm1d(4)
-        self.second, self.image = nn.Linear(4, 4), nn.Conv2d(3, 2, 2, bias=False)
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.first = nn.Linear(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.second = nn.Linear(4, 4)
+        self.image = nn.Conv2d(3, 2, 2, bias=False)
         self.register_buffer("scale", torch.zeros(4), persistent=False)
         if tied:
             self.third = nn.Linear(4, 4, bias=False)
@@ -53,16 +56,24 @@ def tensors(model):
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
+def identity(tensor):
+    """Of the object, and of the memory in which its numbers are."""
+    return id(tensor), tensor.data_ptr()
+
+
 def begin(student, me, given):
     """broadcast_model on a model that an optimizer holds already."""
     model = Model(**given)
     held = tensors(model)
-    before = {name: (id(tensor), tensor.data_ptr()) for name, tensor in held.items()}
+    before = {}
+    for name, tensor in held.items():
+        before[name] = identity(tensor)
     student.broadcast_model(model)
     now = tensors(model)
-    same, trainable = [], []
+    same = []
+    trainable = []
     for name, tensor in now.items():
-        if (id(tensor), tensor.data_ptr()) == before.get(name):
+        if identity(tensor) == before.get(name):
             same.append(name)
         if tensor.requires_grad:
             trainable.append(name)
@@ -72,8 +83,10 @@ def begin(student, me, given):
 def average(student, me, given):
     """average_gradients, once for each step, on gradients that could come from any backward pass."""
     model = Model(**given["model"])
-    others = tensors(model)
-    weights = {name: tensor.detach().clone() for name, tensor in others.items()}
+    held = tensors(model)
+    before = {}
+    for name, tensor in held.items():
+        before[name] = tensor.detach().clone()
     found = []
     for gradients in given["steps"]:
         for name, parameter in model.named_parameters():
@@ -85,7 +98,10 @@ def average(student, me, given):
         for name, parameter in model.named_parameters():
             averaged[name] = None if parameter.grad is None else parameter.grad.clone()
         found.append(averaged)
-    changed = [name for name, tensor in others.items() if not tensor.equal(weights[name])]
+    changed = []
+    for name, tensor in held.items():
+        if not tensor.equal(before[name]):
+            changed.append(name)
     return {"gradients": found, "changed": changed, "left": left_out(me.calls)}
 
 
@@ -105,13 +121,16 @@ def left_out(calls):
 
 def states(world_size, buffers=False):
     """Other weights on each rank; with `buffers`, also other running means, a counter, and a scale."""
-    shapes = SHAPES | (BUFFERS if buffers else {})
+    shapes = SHAPES | BUFFERS if buffers else SHAPES
     found = []
     for _ in range(world_size):
-        found.append({name: torch.randn(shape) for name, shape in shapes.items()})
+        state = {}
+        for name, shape in shapes.items():
+            state[name] = torch.randn(shape)
+        found.append(state)
     if buffers:
-        for one in found:
-            one[COUNTER] = torch.randint(1, 1 << 40, ())
+        for state in found:
+            state[COUNTER] = torch.randint(1, 1 << 40, ())
     return found
 
 
@@ -119,8 +138,9 @@ def states(world_size, buffers=False):
 def test_1a_parameters_of_rank_0(world_size):
     """A model with 8 parameters, the first layer frozen, different weights on each rank"""
     given = states(world_size)
-    for rank, came in enumerate(run(begin, [{"state": state, "frozen": FIRST} for state in given])):
-        trainable = [name for name in SHAPES if name not in FIRST]
+    trainable = [name for name in SHAPES if name not in FIRST]
+    models = [{"state": state, "frozen": FIRST} for state in given]
+    for rank, came in enumerate(run(begin, models)):
         for name in [*trainable, *FIRST]:
             frozen = " (frozen)" if name in FIRST else ""
             what = f"{name}{frozen} on rank {rank}"
@@ -134,7 +154,8 @@ def test_1b_buffers_of_rank_0():
     given = states(3, buffers=True)
     given[1]["scale"][0] = -torch.inf
     given[2]["scale"][1] = torch.nan
-    for rank, came in enumerate(run(begin, [{"state": state} for state in given])):
+    models = [{"state": state} for state in given]
+    for rank, came in enumerate(run(begin, models)):
         for name in BUFFERS:
             close(f"{name} on rank {rank}", came["state"].get(name), given[0][name], dtype=torch.float32)
         same(f"{COUNTER} on rank {rank}", came["state"].get(COUNTER), given[0][COUNTER])
@@ -158,16 +179,22 @@ def test_1c_in_place(stored_by_columns):
 
 def drawn(world_size, *without, dtype=torch.float32):
     """Gradients of very different size on each rank: a mean of them cannot be mistaken for one of them."""
-    names = [name for name in SHAPES if name not in without]
     found = []
     for rank in range(world_size):
-        found.append({name: torch.randn(SHAPES[name], dtype=dtype) * 10**rank for name in names})
+        of_rank = {}
+        for name, shape in SHAPES.items():
+            if name not in without:
+                of_rank[name] = torch.randn(shape, dtype=dtype) * 10**rank
+        found.append(of_rank)
     return found
 
 
 def mean(gradients, name):
     """Over all ranks, or None where no rank has one."""
-    there = [given[name].double() for given in gradients if name in given]
+    there = []
+    for of_rank in gradients:
+        if name in of_rank:
+            there.append(of_rank[name].double())
     return sum(there) / len(gradients) if there else None
 
 
@@ -175,22 +202,32 @@ def check_average(*steps, apart=False, **options):
     """`steps` has, for each call of average_gradients, the gradients of each rank. `apart`: weights and
     buffers differ between the ranks, so that it is seen if they are exchanged."""
     world_size = len(steps[0])
-    dtype, relative = (torch.float64, 1e-13) if options.get("double") else (torch.float32, 2e-5)
+    if options.get("double"):
+        dtype, relative = torch.float64, 1e-13
+    else:
+        dtype, relative = torch.float32, 2e-5
     given = states(world_size, buffers=True) if apart else states(1) * world_size
     inputs = []
-    for state, mine in zip(given, zip(*steps, strict=True), strict=True):
+    for rank, state in enumerate(given):
+        mine = [gradients[rank] for gradients in steps]
         inputs.append({"model": {"state": state, **options}, "steps": mine})
     ranks = run(average, inputs)
+
     for rank, came in enumerate(ranks):
-        what = f"on rank {rank}, average_gradients waits for some of its exchanges only, and not for"
-        require(not came["left"], f"{what} {(came['left'] or [''])[0]}", "wait() for each handle")
+        first = came["left"][0] if came["left"] else ""
+        what = f"on rank {rank}, average_gradients waits for some of its exchanges only, and not for {first}"
+        require(not came["left"], what, "wait() for each handle")
         for number, gradients in enumerate(steps):
             call = f" (call {number + 1})" if len(steps) > 1 else ""
             for name in SHAPES:
                 is_frozen = name in options.get("frozen", ())
                 got = came["gradients"][number].get(name)
-                what = f"the gradient of {name} {'(frozen) ' if is_frozen else ''}on rank {rank}{call}"
-                expected = gradients[rank].get(name) if is_frozen else mean(gradients, name)
+                if is_frozen:
+                    what = f"the gradient of {name} (frozen) on rank {rank}{call}"
+                    expected = gradients[rank].get(name)
+                else:
+                    what = f"the gradient of {name} on rank {rank}{call}"
+                    expected = mean(gradients, name)
                 if expected is None:
                     require(got is None, f"{what} is not None", "None")
                 else:
@@ -232,7 +269,8 @@ def test_2c_in_double_precision():
 def test_2d_a_gradient_that_exists_only_on_some_ranks(stored_by_columns):
     """3 processes; in call 1, second.weight and image.weight have gradients only on ranks 0 and 1, norm.bias
     only on rank 2; in call 2, rank 1 has no gradient at all"""
-    some, later = drawn(3), drawn(3)
+    some = drawn(3)
+    later = drawn(3)
     del some[2]["second.weight"], some[2]["image.weight"], some[0]["norm.bias"], some[1]["norm.bias"]
     later[1] = {}
     check_average(some, later, transposed=stored_by_columns)
@@ -242,7 +280,8 @@ def test_2e_a_gradient_that_exists_on_no_rank_stays_none():
     """2 processes; in call 1, second.bias has no gradient on any rank, first.bias only on rank 1; in call 2,
     second.bias has zeros on both ranks, first.bias has zeros only on rank 1, and the gradients of norm.bias
     have the mean zero; in call 3, all ranks have all gradients"""
-    nowhere, zeros = drawn(2, "second.bias"), drawn(2)
+    nowhere = drawn(2, "second.bias")
+    zeros = drawn(2)
     del nowhere[0]["first.bias"]
     for rank in range(2):
         zeros[rank]["second.bias"] *= 0

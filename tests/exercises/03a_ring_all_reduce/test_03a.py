@@ -66,8 +66,11 @@ def pass_on(student, me, given):
 
 def first_half(student, me, given):
     """sum_chunks on chunks that are parts of one tensor: on every second rank a tuple of them."""
-    chunks = torch.cat(given).split([len(chunk) for chunk in given])
-    student.sum_chunks(tuple(chunks) if me.rank % 2 else list(chunks))
+    sizes = [len(chunk) for chunk in given]
+    chunks = torch.cat(given).split(sizes)  # a tuple
+    if me.rank % 2 == 0:
+        chunks = list(chunks)
+    student.sum_chunks(chunks)
     return {"chunks": list(chunks), "messages": messages(me)}
 
 
@@ -76,7 +79,8 @@ def whole(student, me, given):
     and all write zeros into a tensor afterwards: a rank that does not wait for its sends is found out."""
     if given["slow"] and me.rank == me.world_size - 1:
         me.delays = dict.fromkeys(("recv", "irecv", "batch_isend_irecv"), 0.02)
-    found, around = [], []
+    found = []
+    around = []
     for tensor in given["tensors"]:
         margin = torch.full((MARGIN,), 7, dtype=tensor.dtype)
         larger = torch.cat([margin, tensor.flatten(), margin])
@@ -120,7 +124,9 @@ CUTS = [(24, 4), (11, 4), (2, 4), (0, 3), (7, 1)]
 
 def check_cut():
     """The cases with what came of each, after the chunks were found to have the right sizes."""
-    cases = [(floats(count), parts) for count, parts in CUTS]
+    cases = []
+    for count, world_size in CUTS:
+        cases.append((floats(count), world_size))
     (found,) = run(cut, [cases], group=False)
     require(isinstance(found, list), f"what chunks_of returns has the type {found}", "a list or a tuple")
     for (flat, world_size), came in zip(cases, found, strict=True):
@@ -131,7 +137,8 @@ def check_cut():
 
 
 def test_1a_sizes_of_chunks():
-    tried(", ".join(f"{count} numbers for {world_size}" for count, world_size in CUTS) + " processes")
+    words = [f"{count} numbers for {world_size}" for count, world_size in CUTS]
+    tried(f"{', '.join(words)} processes")
     for what, flat, _, came in check_cut():
         close(f"the contents of the chunks {what}, joined together", torch.cat(came["chunks"]), flat)
 
@@ -169,9 +176,13 @@ def drawn_sizes(world_size):
 def test_2a_from_left_to_right(world_size):
     # Tensors of one size first: where they go to the wrong rank, it can be said to which.
     sizes = drawn_sizes(world_size)
-    late = "; rank 2 starts 0.05 s later" if world_size == 3 else ""
-    tried(f"{world_size} processes that send {', '.join(map(str, sizes))} numbers{late}")
-    ranks = check_pass_on(sizes, (0, 0, 0.05 if late else 0, 0))
+    words = f"{world_size} processes that send {', '.join(map(str, sizes))} numbers"
+    late = [0, 0, 0, 0]
+    if world_size == 3:
+        words += "; rank 2 starts 0.05 s later"
+        late[2] = 0.05
+    tried(words)
+    ranks = check_pass_on(sizes, late)
     round_the_ring(ranks, [4 * size for size in sizes], messages=1)
 
 
@@ -199,10 +210,14 @@ def test_3a_the_first_half(world_size):
     ranks = run(first_half, given)
     for rank, came in enumerate(ranks):
         mine = (rank + 1) % world_size
-        total = sum(chunks[mine].double() for chunks in given)
+        total = 0
+        for chunks in given:
+            total = total + chunks[mine].double()
         close(f"chunk {mine} on rank {rank}", came["chunks"][mine], total)
     if world_size > 1:
-        sent = [4 * (sum(sizes) - sizes[(rank + 1) % world_size]) for rank in range(world_size)]
+        sent = []  # by each rank: all chunks but the one that is complete there in the end
+        for rank in range(world_size):
+            sent.append(4 * (sum(sizes) - sizes[(rank + 1) % world_size]))
         round_the_ring(ranks, sent, messages=world_size - 1)
 
 
@@ -211,20 +226,26 @@ def check_whole(world_size, *shapes, dtypes=(torch.float32,), slow=False, given=
     if given is None:
         given = []
         for _ in range(world_size):
-            given.append([drawn(*kind) for kind in zip(shapes, dtypes, strict=True)])
-    ranks = run(whole, [{"tensors": mine, "slow": slow} for mine in given])
+            tensors = []
+            for shape, dtype in zip(shapes, dtypes, strict=True):
+                tensors.append(drawn(shape, dtype))
+            given.append(tensors)
+    inputs = [{"tensors": mine, "slow": slow} for mine in given]
+    ranks = run(whole, inputs)
     for rank, came in enumerate(ranks):
         for place, parts in enumerate(zip(*given, strict=True)):
             dtype = str(parts[0].dtype).removeprefix("torch.")
             what = f"a tensor of {in_words(parts[0].shape)} ({dtype}) on rank {rank}"
-            for compare in (close, same):
-                compare(what, came["tensors"][place], torch.stack(parts).sum(0))
+            expected = torch.stack(parts).sum(0)
+            close(what, came["tensors"][place], expected)
+            same(what, came["tensors"][place], expected)  # to the last bit
             same(f"the memory around {what}", came["around"][place], [7] * 2 * MARGIN)
     return ranks
 
 
 def drawn(shape, dtype):
-    low = 1 << (BITS | WHOLE)[dtype] - 2
+    bits = (BITS | WHOLE)[dtype]
+    low = 1 << (bits - 2)
     numbers = integers(low, 4 * low, *shape).to(dtype)
     return numbers / 8 if dtype.is_floating_point else numbers
 
@@ -237,7 +258,8 @@ def in_words(shape):
 def test_4a_the_sum(world_size):
     """6 numbers for each process; each number in chunk c of rank r is (c + 1) * 10 ** r"""
     chunks = (torch.arange(world_size) + 1.0).repeat_interleave(6)
-    check_whole(world_size, (6 * world_size,), given=[[chunks * 10**rank] for rank in range(world_size)])
+    given = [[chunks * 10**rank] for rank in range(world_size)]
+    check_whole(world_size, (6 * world_size,), given=given)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2,), (), (0,)], ids=str)

@@ -44,10 +44,12 @@ class Model(nn.Module):
 
     def __init__(self, state, die_in=None):
         super().__init__()
-        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.first = nn.Linear(6, 8)
+        self.second = nn.Linear(8, 3)
         self.register_buffer("scale", torch.ones(8))
         self.load_state_dict(state)
-        self.calls, self.die_in = 0, die_in
+        self.calls = 0
+        self.die_in = die_in
 
     def forward(self, images):
         self.calls += 1
@@ -61,7 +63,8 @@ class Renamed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.below, self.above = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.below = nn.Linear(6, 8)
+        self.above = nn.Linear(8, 3)
 
 
 class Counter:
@@ -101,9 +104,11 @@ def trained(given):
 
 
 def facts(parts):
-    weights = {name: value.clone() for name, value in parts["model"].state_dict().items()}
-    rate, steps = parts["optimizer"].param_groups[0]["lr"], parts["epoch"].steps
-    return {"weights": weights, "rate": rate, "steps": steps}
+    weights = {}
+    for name, value in parts["model"].state_dict().items():
+        weights[name] = value.clone()
+    rate = parts["optimizer"].param_groups[0]["lr"]
+    return {"weights": weights, "rate": rate, "steps": parts["epoch"].steps}
 
 
 def path_of(me, disk, name=SNAPSHOT):
@@ -130,7 +135,7 @@ def save_and_die(student, me, given):
     snapshot = path_of(me, given["disk"], given.get("name", SNAPSHOT))
     events = file_events(given.get("at"), given.get("largest"))
     student.save(snapshot, parts, len(given["history"]), 0)
-    return [*events]
+    return list(events)
 
 
 def load(student, me, given):
@@ -188,10 +193,11 @@ def train(student, me, given):
     def train_epoch(epoch):
         losses = []
         for batch in given["orders"][(epoch - 1) % 4].split(4):
-            losses.append(cross_entropy(model(given["images"][batch]), given["labels"][batch]))
+            loss = cross_entropy(model(given["images"][batch]), given["labels"][batch])
             parts["optimizer"].zero_grad()
-            losses[-1].backward()
+            loss.backward()
             parts["optimizer"].step()
+            losses.append(loss)
         return sum(losses).item() / len(losses) + 10 * epoch  # rising: the best epoch is not the last
 
     try:
@@ -201,7 +207,7 @@ def train(student, me, given):
             return str(error)
         raise
     # A dict that a rank sends has words for keys, and these are numbers.
-    losses = [[*one] for one in losses.items()] if isinstance(losses, dict) else None
+    losses = [list(one) for one in losses.items()] if isinstance(losses, dict) else None
     return {"losses": losses, "weights": facts(parts)["weights"]}
 
 
@@ -209,7 +215,10 @@ def train(student, me, given):
 
 
 def a_state():
-    return {name: floats(*shape) for name, shape in SHAPES.items()}
+    state = {}
+    for name, shape in SHAPES.items():
+        state[name] = floats(*shape)
+    return state
 
 
 def a_history():
@@ -227,8 +236,12 @@ def rate_after(epoch, epochs):
 
 def right(state, history):
     """Weights, and the learning rate of the next epoch."""
-    weights = {name: value.clone() for name, value in state.items()}
-    learning = [weights[name] for name in SHAPES if name != "scale"]
+    weights = {}
+    learning = []
+    for name in SHAPES:
+        weights[name] = state[name].clone()
+        if name != "scale":  # a buffer
+            learning.append(weights[name])
     optimizer = Optimizer("SGD", learning, {"momentum": 0.9})
     for epoch, gradients in enumerate(history):
         for name, value in weights.items():
@@ -247,14 +260,25 @@ def look_into(*disks):
     found = run(read_folders, [disks], group=False, student=False, disk=True)[0]
     for files in found.values():
         for one in files.values():
-            one["bytes"] = None if one["bytes"] is None else one["bytes"].numpy().tobytes()
+            if one["bytes"] is not None:
+                one["bytes"] = one["bytes"].numpy().tobytes()
     return found
+
+
+def check_parts(on, now, state, history, after, which):
+    """Weights and learning rate `now` are those of `state` after the gradients of `history`."""
+    weights, rate = right(state, history)
+    for name, value in weights.items():
+        close(f"{on} {name} {after}", now["weights"][name], value)
+    close(f"{on} the learning rate {which}", now["rate"], rate, scale=0.01)
 
 
 def check_load(history, epochs, world_size=1):
     """`epochs`: for each disk the last epoch before load, 0 where there is no snapshot; and words."""
     last = history["history"][-1]
-    jobs = [{"gradients": last, "disks": [*epochs], "state": a_state()} for _ in range(world_size)]
+    jobs = []
+    for _ in range(world_size):
+        jobs.append({"gradients": last, "disks": list(epochs), "state": a_state()})
     for rank, came in enumerate(run(load, jobs, disk=True)):
         on = f"on rank {rank},"
         for (epoch, words), got in zip(epochs.values(), came, strict=True):
@@ -264,34 +288,30 @@ def check_load(history, epochs, world_size=1):
             past = history["history"][:epoch]
             counted = f"{on} what `epoch`, a fourth part, has counted after load"
             same(counted, got["loaded"]["steps"], len(past))
-            for now, after, which, history_then in (
-                (got["loaded"], "after load", "after load", past),
-                (got["later"], "after load and one more step", "of the epoch after that", [*past, last]),
-            ):
-                weights, rate = right(state, history_then)
-                for name, value in weights.items():
-                    close(f"{on} {name} {after}", now["weights"][name], value)
-                close(f"{on} the learning rate {which}", now["rate"], rate, scale=0.01)
+            check_parts(on, got["loaded"], state, past, "after load", "after load")
+            after = "after load and one more step"
+            check_parts(on, got["later"], state, [*past, last], after, "of the epoch after that")
 
 
 def test_1a_rank_0_saves():
     """3 processes, each with its own disk, save after epoch 1"""
     history = a_history()
     names = ["disk-0", "disk-1", "disk-2"]
-    run(save, [until(history, 1, name) for name in names], disk=True)
+    inputs = [until(history, 1, name) for name in names]
+    run(save, inputs, disk=True)
     first, *rest = look_into(*names).values()
     came = f"the disk of rank 0 has {listed(first)}"
     require(SNAPSHOT in first, came, f"{SNAPSHOT}, the path that save was given")
     for rank, files in enumerate(rest, 1):
         nothing = "nothing: on a shared disk, two processes would write to the same file"
         require(not files, f"the disk of rank {rank} has {listed(files)}", nothing)
-    require({*first} == {SNAPSHOT}, came, f"only {SNAPSHOT}")
+    require(set(first) == {SNAPSHOT}, came, f"only {SNAPSHOT}")
 
 
 def test_2a_every_process_restores_all_parts():
     """2 processes save after epoch 3; 2 others, with different weights, load and take one more step"""
     history = a_history()
-    run(save, [until(history, 3, f"disk-{rank}") for rank in range(2)], disk=True)
+    run(save, [until(history, 3, "disk-0"), until(history, 3, "disk-1")], disk=True)
     check_load(history, {"disk-0": (3, "")}, world_size=2)
 
 
@@ -339,7 +359,7 @@ def test_1b_a_kill_at_any_moment():
     run(save, [until(history, 3, *killed)], disk=True)
     for disk, found in look_into(*killed).items():
         tried(f"{killed[disk]}; then {again}")
-        left = {*found} - {SNAPSHOT}
+        left = set(found) - {SNAPSHOT}
         require(not left, f"in the folder, there still is {listed(left)}", f"only {SNAPSHOT}")
 
 
@@ -370,7 +390,9 @@ def killed_at_each_moment(history, size):
         jobs[f"{words} just before it {event}"] = {"at": at}
     jobs[f"{words} after half of {size} bytes are written"] = {"largest": size // 2}
     tried(f"{words} when it opens, renames or removes a file, or while it writes")
-    inputs = [given | how | {"disk": f"killed-{number}"} for number, how in enumerate(jobs.values())]
+    inputs = []
+    for number, how in enumerate(jobs.values()):
+        inputs.append(given | how | {"disk": f"killed-{number}"})
     ended = run(save_and_die, inputs, group=False, disk=True, dies=range(len(jobs)))
     killed = {}
     for what, one, came in zip(jobs, inputs, ended, strict=True):
@@ -423,8 +445,11 @@ class Training:
         self.state = a_state()
         self.images = floats(24, 6)
         self.labels = integers(0, 3, 24)
-        whole = [torch.randperm(24) for _ in range(4)]  # of both ranks
-        self.orders = [[order[0::2] for order in whole], [order[1::2] for order in whole]]
+        self.orders = [[], []]  # of each rank, for each epoch
+        for _ in range(4):
+            order = torch.randperm(24)
+            self.orders[0].append(order[0::2])
+            self.orders[1].append(order[1::2])
         self.losses = [{}, {}]
         model = Model(self.state)
         optimizer = Optimizer("SGD", model.parameters(), {"momentum": 0.9})
@@ -432,8 +457,10 @@ class Training:
             optimizer.options["lr"] = rate_after(epoch - 1, 4)
             sums = torch.zeros(2)
             for place in range(3):
-                batches = [own[epoch - 1].split(4)[place] for own in self.orders]
-                losses = [cross_entropy(model(self.images[one]), self.labels[one]) for one in batches]
+                losses = []
+                for own in self.orders:
+                    batch = own[epoch - 1].split(4)[place]
+                    losses.append(cross_entropy(model(self.images[batch]), self.labels[batch]))
                 optimizer.zero_grad()
                 (sum(losses) / 2).backward()
                 optimizer.step()
@@ -479,7 +506,7 @@ def test_3a_one_curve():
     tried(f"{words}, and neither is killed")
     training.goes_on_to_its_end("whole")
     # Also in an epoch after one with an odd number: every second epoch is not every epoch.
-    for disk, epoch, before in (("killed", 3, "epochs 1 and 2"), ("early", 2, "epoch 1")):
+    for disk, epoch, before in [("killed", 3, "epochs 1 and 2"), ("early", 2, "epoch 1")]:
         died = f"{words}; SIGKILL of rank 1 in the middle of epoch {epoch}"
         tried(died)
         ended = run(train, training.jobs(disk, die_in=epoch * 3 - 1), disk=True, dies=[1])
