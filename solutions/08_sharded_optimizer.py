@@ -50,10 +50,13 @@ def deal(sizes, world_size):
     has the fewest numbers so far. All ranks must get the same result.
     """
     # cut 08.1: assign the parameters to the ranks
-    owners, held = [0] * len(sizes), [0] * world_size
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        owners[place] = held.index(min(held))
-        held[owners[place]] += sizes[place]
+    owners = [0] * len(sizes)
+    held = [0] * world_size
+    largest_first = sorted(range(len(sizes)), key=lambda place: -sizes[place])
+    for place in largest_first:
+        owner = held.index(min(held))
+        owners[place] = owner
+        held[owner] += sizes[place]
     return owners
     # end
 
@@ -61,7 +64,9 @@ def deal(sizes, world_size):
 def copy_options(source, target):
     """Copy all options, but not the parameters, from each source group to its target group. Ready to use."""
     for one, other in zip(source, target, strict=True):
-        other.update({name: value for name, value in one.items() if name != "params"})
+        for name, value in one.items():
+            if name != "params":
+                other[name] = value
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -78,14 +83,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(self, parameters, optimizer_class, **defaults):
         # cut 08.2: the optimizer of this rank's shard
         super().__init__(parameters, defaults)
-        everything = [parameter for group in self.param_groups for parameter in group["params"]]
-        owners = deal([parameter.numel() for parameter in everything], dist.get_world_size())
+        everything = []
+        for group in self.param_groups:
+            everything.extend(group["params"])
+        sizes = [parameter.numel() for parameter in everything]
+        owners = deal(sizes, dist.get_world_size())
         self.owners = dict(zip(everything, owners, strict=True))
-        own = {parameter for parameter, owner in self.owners.items() if owner == dist.get_rank()}
-        shards = [
-            {**group, "params": [parameter for parameter in group["params"] if parameter in own]}
-            for group in self.param_groups
-        ]
+
+        # A group of which this rank owns nothing stays, with an empty list.
+        shards = []
+        for group in self.param_groups:
+            own = []
+            for parameter in group["params"]:
+                if self.owners[parameter] == dist.get_rank():
+                    own.append(parameter)
+            shards.append({**group, "params": own})
         self.own = optimizer_class(shards, **defaults)
         copy_options(self.own.param_groups, self.param_groups)
         # end
@@ -118,17 +130,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         # cut 08.4: the whole state, for a checkpoint
         numbers = {parameter: number for number, parameter in enumerate(self.owners)}
-        shard = {numbers[parameter]: state for parameter, state in self.own.state.items()}
+        shard = {}
+        for parameter, state in self.own.state.items():
+            shard[numbers[parameter]] = state
         shards = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(shard, shards, dst=0)
         if dist.get_rank() != 0:
             return None
-        groups = [
-            {**group, "params": [numbers[parameter] for parameter in group["params"]]}
-            for group in self.param_groups
-        ]
-        state = {number: one for shard in shards for number, one in shard.items()}
-        return {"state": state, "param_groups": groups}
+
+        whole = {"state": {}, "param_groups": []}
+        for shard in shards:
+            whole["state"].update(shard)
+        for group in self.param_groups:
+            its_numbers = [numbers[parameter] for parameter in group["params"]]
+            whole["param_groups"].append({**group, "params": its_numbers})
+        return whole
         # end
 
     def load_state_dict(self, whole):
@@ -141,11 +157,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         # A scheduler changes an lr that is a tensor in place: shared with `whole`, it would change there too.
         copy_options(copy.deepcopy(whole["param_groups"]), self.param_groups)
         numbers = {parameter: number for number, parameter in enumerate(self.owners)}
-        own = [parameter for group in self.own.param_groups for parameter in group["params"]]
-        state = {
-            place: copy.deepcopy(whole["state"][numbers[parameter]])
-            for place, parameter in enumerate(own)
-            if numbers[parameter] in whole["state"]
-        }
-        self.own.load_state_dict({"state": state, "param_groups": self.own.state_dict()["param_groups"]})
+        state = {}
+        place = 0  # the number of a parameter in the optimizer of this rank's shard
+        for group in self.own.param_groups:
+            for parameter in group["params"]:
+                number = numbers[parameter]
+                if number in whole["state"]:
+                    state[place] = copy.deepcopy(whole["state"][number])
+                place += 1
+        groups = self.own.state_dict()["param_groups"]
+        self.own.load_state_dict({"state": state, "param_groups": groups})
         # end

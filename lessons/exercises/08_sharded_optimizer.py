@@ -55,7 +55,9 @@ def deal(sizes, world_size):
 def copy_options(source, target):
     """Copy all options, but not the parameters, from each source group to its target group. Ready to use."""
     for one, other in zip(source, target, strict=True):
-        other.update({name: value for name, value in one.items() if name != "params"})
+        for name, value in one.items():
+            if name != "params":
+                other[name] = value
 
 
 class ShardedOptimizer(torch.optim.Optimizer):

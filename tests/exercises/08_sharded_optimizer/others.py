@@ -14,11 +14,14 @@ def hidden_gradients():
             self.inner = optimizer_class(parameters, **defaults)
             super().__init__(self.inner.param_groups, self.inner.defaults)
             self.param_groups = self.inner.param_groups
-            self.everything = [p for group in self.param_groups for p in group["params"]]
+            self.everything = []
+            for group in self.param_groups:
+                self.everything += group["params"]
             self.owners = deal([p.numel() for p in self.everything], dist.get_world_size())
-            self.foreign = [
-                p for p, o in zip(self.everything, self.owners, strict=True) if o != dist.get_rank()
-            ]
+            self.foreign = []
+            for parameter, owner in zip(self.everything, self.owners, strict=True):
+                if owner != dist.get_rank():
+                    self.foreign.append(parameter)
             self.forget()
 
         def forget(self):
@@ -33,14 +36,17 @@ def hidden_gradients():
             for parameter, gradient in zip(self.foreign, hidden, strict=True):
                 parameter.grad = gradient
             rank = dist.get_rank()
-            works, arrived = [], []
+            works = []
+            arrived = []
             for parameter, owner in zip(self.everything, self.owners, strict=True):
                 if owner == rank:
-                    others = [other for other in range(dist.get_world_size()) if other != rank]
-                    works += [dist.isend(parameter.detach().contiguous(), other) for other in others]
+                    for other in range(dist.get_world_size()):
+                        if other != rank:
+                            works.append(dist.isend(parameter.detach().contiguous(), other))
                 else:
-                    arrived.append((parameter.detach(), torch.empty(parameter.shape, dtype=parameter.dtype)))
-                    works.append(dist.irecv(arrived[-1][1], owner))
+                    room = torch.empty(parameter.shape, dtype=parameter.dtype)
+                    arrived.append((parameter.detach(), room))
+                    works.append(dist.irecv(room, owner))
             for work in works:
                 work.wait()
             for parameter, value in arrived:
@@ -50,10 +56,12 @@ def hidden_gradients():
             own = self.inner.state_dict()
             shards = [None] * dist.get_world_size()
             dist.gather_object(own["state"], shards if dist.get_rank() == 0 else None)
-            if dist.get_rank() == 0:
-                own["state"] = {number: state for shard in shards for number, state in shard.items()}
-                return own
-            return None
+            if dist.get_rank() != 0:
+                return None
+            own["state"] = {}
+            for shard in shards:
+                own["state"].update(shard)
+            return own
 
         def load_state_dict(self, whole):
             self.inner.load_state_dict(copy.deepcopy(whole))

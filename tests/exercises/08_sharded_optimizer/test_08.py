@@ -33,7 +33,10 @@ SHAPES = [(3, 4), (5,), (2, 3), (7,), (4, 4), (1,), (3, 3), (6,)]
 
 
 def deal(student, me, deals):
-    return [student.deal(sizes, world_size) for sizes, world_size in deals]
+    found = []
+    for sizes, world_size in deals:
+        found.append(student.deal(sizes, world_size))
+    return found
 
 
 def begin(given):
@@ -50,7 +53,8 @@ def begin(given):
 
     groups = []
     for group in given["groups"]:
-        groups.append({**group, "params": [parameters[number] for number in group["params"]]})
+        own = [parameters[number] for number in group["params"]]
+        groups.append({**group, "params": own})
     return parameters, groups
 
 
@@ -61,10 +65,13 @@ def make(student, given, groups):
 def groups(student, me, given):
     """The groups with numbers for parameters; -1 is a tensor that is not one of them."""
     parameters, mine = begin(given)
-    numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+    numbers = {}
+    for number, parameter in enumerate(parameters):
+        numbers[id(parameter)] = number
     found = []
     for group in make(student, given, mine).param_groups:
-        found.append({**group, "params": [numbers.get(id(one), -1) for one in group["params"]]})
+        its_numbers = [numbers.get(id(one), -1) for one in group["params"]]
+        found.append({**group, "params": its_numbers})
     return found
 
 
@@ -110,18 +117,24 @@ def train(student, me, given):
             moved.append(place)
     changed = "state" in given and str(whole) != str(loaded(given["state"]))  # also by the steps since
     whole = optimizer.state_dict() if given.get("whole") else None
-    types = []
+    types = set()
     if isinstance(whole, dict):
-        types = sorted({type(number).__name__ for number in whole["state"]})
-        whole = {**whole, "state": {str(number): one for number, one in whole["state"].items()}}
-    came = {"weights": weights, "left": left, "whole": whole, "types": types}
+        state = {}  # JSON has only words as names
+        for number, one in whole["state"].items():
+            types.add(type(number).__name__)
+            state[str(number)] = one
+        whole = {**whole, "state": state}
+    came = {"weights": weights, "left": left, "whole": whole, "types": sorted(types)}
     return came | {"moved": moved, "changed": changed}
 
 
 def loaded(whole):
     """A state that came as JSON, whose numbers are words. Nobody else has its tensors."""
     whole = copy.deepcopy(whole)
-    return whole | {"state": {int(number): one for number, one in whole["state"].items()}}
+    state = {}
+    for number, one in whole["state"].items():
+        state[int(number)] = one
+    return whole | {"state": state}
 
 
 def adam_state(optimizer):
@@ -137,16 +150,19 @@ def adam_state(optimizer):
 def large(student, me, given):
     """Two steps with large parameters. What a rank then holds and has sent."""
     own_pages()
-    warm = [nn.Parameter(torch.ones(2)) for _ in range(me.world_size)]
-    for parameter in warm:
+    warm = []
+    for _ in range(me.world_size):
+        parameter = nn.Parameter(torch.ones(2))
         parameter.grad = torch.ones(2)
+        warm.append(parameter)
     make(student, given, warm).step()
     del warm, parameter
-    parameters = [
-        nn.Parameter(torch.ones(rows, 1024, dtype=getattr(torch, dtype))) for rows, dtype in given["sizes"]
-    ]
-    for parameter in parameters:
+
+    parameters = []
+    for rows, dtype in given["sizes"]:
+        parameter = nn.Parameter(torch.ones(rows, 1024, dtype=getattr(torch, dtype)))
         parameter.grad = torch.ones_like(parameter)
+        parameters.append(parameter)
     free_memory()
     start = me.memory()
     held = {}
@@ -175,18 +191,23 @@ def large(student, me, given):
 # ---- what is drawn, and what is right
 
 
+def tensors_of(shapes):
+    return [floats(*shape) for shape in shapes]
+
+
 def drawn(shapes=SHAPES, steps=3, **more):
     """Weights and gradients for a few steps; what an optimizer is to be made of comes in `more`."""
     gradients = []
     for _ in range(steps):
-        gradients.append([floats(*shape) for shape in shapes])
-    return {"weights": [floats(*shape) for shape in shapes], "gradients": gradients, **more}
+        gradients.append(tensors_of(shapes))
+    return {"weights": tensors_of(shapes), "gradients": gradients, **more}
 
 
 def grouped(**options):
     """Two groups, the parameters mixed: the first with these options, the second with those of the class."""
     order = random.sample(range(len(SHAPES)), len(SHAPES))
-    return [{"params": order[: len(order) // 2], **options}, {"params": order[len(order) // 2 :]}]
+    half = len(order) // 2
+    return [{"params": order[:half], **options}, {"params": order[half:]}]
 
 
 def double(value):
@@ -195,7 +216,9 @@ def double(value):
         return {name: double(one) for name, one in value.items()}
     if isinstance(value, list):
         return [double(one) for one in value]
-    return value.double() if torch.is_tensor(value) else value
+    if torch.is_tensor(value):
+        value = value.double()
+    return value
 
 
 REFERENCE = SimpleNamespace(ShardedOptimizer=lambda groups, kind, **options: kind(groups, **options))
@@ -247,16 +270,19 @@ def are_ranks(owners, count, world_size):
     return all(type(owner) is int and 0 <= owner < world_size for owner in owners)
 
 
+def drawn_sizes(count):
+    return [random.randint(1, 999) for _ in range(count)]
+
+
 def test_1a_assigned_whole_and_evenly():
     """2 processes, lists of sizes for 1 to 4 ranks"""
-
-    def sizes(count):
-        return [random.randint(1, 999) for _ in range(count)]
-
-    deals = [[sizes(9), world_size] for world_size in (1, 2, 3, 4)]
-    deals += [[[5000, 1] * 6, 2], [[1, 1, 9000] * 5, 3], [sorted(sizes(12)), 4]]
+    deals = []
+    for world_size in (1, 2, 3, 4):
+        deals.append([drawn_sizes(9), world_size])
+    deals += [[[5000, 1] * 6, 2], [[1, 1, 9000] * 5, 3], [sorted(drawn_sizes(12)), 4]]
     deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3], [[0, 3, 0], 2]]
-    for (sizes, world_size), owners, others in zip(deals, *run(deal, [deals] * 2), strict=True):
+    on_rank_0, on_rank_1 = run(deal, [deals] * 2)
+    for (sizes, world_size), owners, others in zip(deals, on_rank_0, on_rank_1, strict=True):
         words = f"deal({sizes}, {world_size}) returns {owners}"
         good = are_ranks(owners, len(sizes), world_size)
         require(good, words, f"{len(sizes)} ranks from 0 to {world_size - 1}")
@@ -320,10 +346,15 @@ def shifted(steps, by):
 
 def check_owners(**more):
     given = drawn(steps=2, optimizer="SGD", options={"lr": 0.1, "momentum": 0.9}, **more)
+    of_ranks = []  # what each rank is given
+    expected = []  # the weights in the end, if the gradients of one rank counted for all parameters
     # So far apart that no parameter, however small, can seem to have another owner.
-    each = [given | {"gradients": shifted(given["gradients"], by)} for by in (0, 10, 50)]
-    expected = [unsharded(train, one)["weights"][-1] for one in each]
-    ends = [came["weights"][-1] for came in run(train, each)]
+    for by in (0, 10, 50):
+        own = given | {"gradients": shifted(given["gradients"], by)}
+        of_ranks.append(own)
+        expected.append(unsharded(train, own)["weights"][-1])
+    ends = [came["weights"][-1] for came in run(train, of_ranks)]
+
     held = [0, 0, 0]
     for number, got in enumerate(ends[0]):
         for rank, end in enumerate(ends):
@@ -337,8 +368,12 @@ def check_owners(**more):
         require(len(owners) == 1, came, wanted)
         held[owners[0]] += got.numel()
 
-    most = most_of_a_rank([weight.numel() for weight in given["weights"]], 3)
-    words = [f"{count} with the gradients of rank {rank}" for rank, count in enumerate(held) if count]
+    sizes = [weight.numel() for weight in given["weights"]]
+    most = most_of_a_rank(sizes, 3)
+    words = []
+    for rank, count in enumerate(held):
+        if count:
+            words.append(f"{count} with the gradients of rank {rank}")
     came = f"of {sum(held)} numbers in all parameters, the ranks have updated {' and '.join(words)}"
     wanted = f"at most {int(most)} with the gradients of one rank, their owner (average plus largest)"
     require(max(held) <= most, came, wanted)
@@ -356,8 +391,12 @@ def check_shard(world_size, count, optimizer="Adam", **more):
     needs_memory()
     # Of all state, with 4 processes the solutions hold 0.21 to 0.32, where 0.48 are allowed; with all state
     # on every rank 1.00, with a copy of all weights 0.74.
-    rows = [random.randint(200, 449) for _ in range(count)]
-    given = {"optimizer": optimizer, "options": {}, "sizes": [[one, "float32"] for one in rows], **more}
+    rows = []
+    sizes = []
+    for _ in range(count):
+        rows.append(random.randint(200, 449))
+        sizes.append([rows[-1], "float32"])
+    given = {"optimizer": optimizer, "options": {}, "sizes": sizes, **more}
     unit = STATES[optimizer] * 4 * 1024
     whole = unit * sum(rows)
     most = unit * most_of_a_rank(rows, world_size) + whole / 8
@@ -388,13 +427,15 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize(("world_size", "parameters"), [*zip((2, 4), SIZES, strict=True)])
+@pytest.mark.parametrize(("world_size", "parameters"), list(zip((2, 4), SIZES, strict=True)))
 def test_3c_nothing_unnecessary_is_sent(world_size, parameters):
     """2 steps of Adam with 12 parameters; bytes of all calls of torch.distributed"""
     sizes = SIZES[parameters]
     given = {"optimizer": "Adam", "options": {}, "sizes": sizes}
     ranks = run(large, [given] * world_size)
-    total = sum(rows * 1024 * (8 if dtype == "float64" else 4) for rows, dtype in sizes)
+    total = 0
+    for rows, dtype in sizes:
+        total += rows * 1024 * getattr(torch, dtype).itemsize
     least = (world_size - 1) * total
     for step in range(2):
         sent = sum(came["sent"][step] for came in ranks)
@@ -421,7 +462,10 @@ def test_3d_any_class_any_groups(world_size, optimizer, options, own_options, st
 def test_3d_a_group_for_each_parameter():
     """3 processes, 2 steps of SGD; each parameter is in a group of its own, and each rank has different
     gradients"""
-    check_owners(groups=[{"params": [number]} for number in range(len(SHAPES))])
+    groups = []
+    for number in range(len(SHAPES)):
+        groups.append({"params": [number]})
+    check_owners(groups=groups)
 
 
 def test_3e_what_has_no_gradient():
@@ -471,7 +515,8 @@ def check_saved(given, world_size):
     ranks, one = check_train(given | {"whole": True}, world_size)
     for rank, came in enumerate(ranks[1:], 1):
         same(f"state_dict() on rank {rank}", came["whole"], None)
-    whole, expected = ranks[0]["whole"], one["whole"]
+    whole = ranks[0]["whole"]
+    expected = one["whole"]
     is_dict = isinstance(whole, dict)
     require(is_dict, f"state_dict() on rank 0 is {whole}", "a dict with state and param_groups")
     same("the sorted list of keys of state_dict() on rank 0", sorted(whole), ["param_groups", "state"])
@@ -520,7 +565,7 @@ def test_4b_and_continues_from_it(world_size, optimizer, options):
         gradients[5] = None
     one = unsharded(train, given)
     state = one["whole"]
-    before = [floats(*shape) for shape in SHAPES]
+    before = tensors_of(SHAPES)
     for values in state["state"].values():
         for name in values:
             values[name] = values[name].float()  # as a checkpoint of float32 parameters has it
@@ -530,6 +575,7 @@ def test_4b_and_continues_from_it(world_size, optimizer, options):
     later["weights"] = [weight.float() for weight in one["weights"][-1]]
     ranks = run(train, [later] * world_size)
     one = unsharded(train, later)
+
     # A scheduler has added initial_lr: without it, no scheduler can go on in a new process.
     came, expected = ranks[0]["whole"]["param_groups"], one["whole"]["param_groups"]
     check_groups("param_groups{} after load_state_dict() and 2 steps", came, expected)
