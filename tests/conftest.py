@@ -163,7 +163,7 @@ ON_GPUS = ",ignore:Attempting to run cuBLAS:UserWarning,ignore:Grad strides do n
 
 
 def with_own_torchrun(words, environment, folder):
-    """Where torchrun is started by its name, or by a script, it is this Python's: see command_environment.py."""
+    """A torchrun that is started by its name or by a script is this Python's: see command_environment.py."""
     folder.mkdir()
     program = folder / "torchrun"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(own_torchrun())} "$@"\n')
