@@ -11,7 +11,8 @@ from tools import lessons
 from tools.makers import step_trace
 from tools.makers.step_trace import MAIN
 
-SECTION = (lessons.ROOT / "lessons/pages/slow.md").read_text().split("\n## Reading a trace\n")[1]
+PAGE = (lessons.ROOT / "lessons/pages/slow.md").read_text()
+SECTION = PAGE.split("\n## Reading a trace\n")[1].split("\n## ")[0]
 PROSE = re.sub(r"(?s)```.*?```|<!--.*?-->", "", SECTION)
 
 
