@@ -70,8 +70,11 @@ def skips(config):
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     if not config.getoption("--allowed-skips"):
         return reasons, []
-    lines = Path(config.getoption("--allowed-skips")).read_text().splitlines()
-    return reasons, sorted(set(reasons) - {line for line in lines if not line.startswith("#")})
+    allowed = set()
+    for line in Path(config.getoption("--allowed-skips")).read_text().splitlines():
+        if not line.startswith("#"):
+            allowed.add(line)
+    return reasons, sorted(set(reasons) - allowed)
 
 
 def keep_one_tier(items, is_whole):
@@ -107,9 +110,15 @@ def pytest_collection_modifyitems(config, items):
     keep_one_tier(items, is_whole=not any("::" in word for word in config.args))
     if config.getoption("--not-again"):
         passed = set(config.cache.get(PASSED, []))
-        left_out = [item for item in items if item.nodeid in passed]
+        left_out = []
+        chosen = []
+        for item in items:
+            if item.nodeid in passed:
+                left_out.append(item)
+            else:
+                chosen.append(item)
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.nodeid not in passed]
+        items[:] = chosen
     # These wait most of their time: begun last, they would end long after all others.
     waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_jupyterlab")
     items.sort(key=lambda item: item.path.stem not in waits)
@@ -235,10 +244,11 @@ class Started:
         is_left = threads and self.gpus <= pretending.real()
         assert self.process.returncode != 0 or not is_left, f"a process ended with {threads}: it may abort"
         ours = {self.out, self.seen, self.reports, self.compiled}
-        files = [path for path in self.folder.rglob("*") if path.is_file() and not ours & {*path.parents}]
         ends = re.compile(r"(error\.json|\.log)$|pytorch-errorfile-")
-        files = [path for path in files if not ends.match(path.name)]
-        outside = [str(path.relative_to(self.folder)) for path in files]
+        outside = []
+        for path in self.folder.rglob("*"):
+            if path.is_file() and ours.isdisjoint(path.parents) and not ends.match(path.name):
+                outside.append(str(path.relative_to(self.folder)))
         assert not outside, f"files outside OUT: {outside}"
         code, stderr = self.process.returncode, self.stderr()
         waits = pretending.waits(self.gpus, self.reports) if self.gpus and code == 0 else {}
@@ -274,7 +284,7 @@ def start(tmp_path):
         if words is None:
             words, more = launcher.command(stem, processes, *arguments)
         else:
-            words, more = [str(word) for word in words], {}
+            words, more = list(map(str, words)), {}
         started.append(Started(tmp_path / folder, words, more | (environment or {}), gpus))
         return started[-1]
 

@@ -3,6 +3,7 @@ for what the grader has found."""
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from grader.results import Result
 from grader.settings import STARTERS
 
 import pages
+from tests.helpers.lines import column
 from tools.lessons import ROOT
 
 THIRD = "03_average_gradients.py"
@@ -40,7 +42,9 @@ def a_record(student, score_of=nothing, about="", of=("03",), untouched=()):
     exercises = {}
     for identity in of:
         found = []
-        points = {one["id"]: score_of(one) for one in exercise(identity)["check"]}
+        points = {}
+        for entry in exercise(identity)["check"]:
+            points[entry["id"]] = score_of(entry)
         for entry in exercise(identity)["check"]:
             result = Result(entry["id"], entry["title"], entry["points"], hints=entry["hints"])
             result.status = "failed"
@@ -89,14 +93,18 @@ def seen(out, student):
 def test_a_script_that_is_as_students_got_it_was_not_tried():
     """An editor's line ends are no answer. How far a line is indented can be the whole repair."""
     hunt, first, third = exercise("04a"), "04a_bug_hunt/bug_01.py", "04a_bug_hunt/bug_03.py"
-    starters = {name: (STARTERS / name).read_bytes() for name in hunt["files"]}
-    every = [entry["id"] for entry in hunt["check"]]
+    starters = {}
+    for name in hunt["files"]:
+        starters[name] = (STARTERS / name).read_bytes()
+    every = column(hunt["check"], "id")
     other_ends = starters | {first: starters[first].replace(b"\n", b"\r\n")}
     assert grade.untouched_of(hunt, other_ends) == every
     indented = starters[third].replace(b"        accuracy = measure(", b"    accuracy = measure(")
-    tried = {entry["id"] for entry in hunt["check"] if third in entry["files"]}
-    untouched = grade.untouched_of(hunt, starters | {third: indented})
-    assert untouched == [check for check in every if check not in tried] != every
+    others = []
+    for entry in hunt["check"]:
+        if third not in entry["files"]:
+            others.append(entry["id"])
+    assert grade.untouched_of(hunt, starters | {third: indented}) == others != every
 
 
 def test_the_item_analysis_knows_who_tried_a_check(tmp_path):
@@ -107,8 +115,10 @@ def test_the_item_analysis_knows_who_tried_a_check(tmp_path):
         own = {"03.1a": 2 if place > 2 else 0, "03.2a": 3}
         return lambda entry: own.get(entry["id"], 0)
 
-    records = [a_record(str(place), scores(place)) for place in range(6)]
-    records.append(a_record("starter", untouched=[entry["id"] for entry in exercise("03")["check"]]))
+    records = []
+    for place in range(6):
+        records.append(a_record(str(place), scores(place)))
+    records.append(a_record("starter", untouched=column(exercise("03")["check"], "id")))
     records.append(a_record("part", passing("03.2a")))
     records[-1]["exercises"]["03"][0]["came"] = "not written yet: 03.1: start alike"
     records.append(a_record("typo", about="it has a syntax error in line 3"))
@@ -164,18 +174,18 @@ def test_a_correction_by_hand_is_in_every_list_and_survives_a_regrade(tmp_path):
         written(records, rows, tmp_path)
         assert records[0] == a_record("ada", of=BOTH)
         ada, ben = table(tmp_path / "grades.csv")
-        assert [ada[name] for name in ("03", "04a", "total", "maximum")] == ["2.5", "7", "9.5", "42"]
+        assert (ada["03"], ada["04a"], ada["total"], ada["maximum"]) == ("2.5", "7", "9.5", "42")
         assert (ben["03"], ben["corrected"]) == ("2", "03.1a")
         assert ben["comments"] == "03.1a: =sent by mail; 03: see me"
         nbgrader = table(tmp_path / "nbgrader.csv")
-        assert [row["score"] for row in nbgrader] == ["2.5", "7", "2", "0"]
+        assert column(nbgrader, "score") == ["2.5", "7", "2", "0"]
         assert nbgrader[0]["max_score"] == "12"
         report, results = seen(tmp_path, "ada")
         # The number that a student reads is the number that counts.
         assert "ada: 9.5 of 42 points" in report
         assert "2.5 (was 0) of 3" in report and "<b>Comment:</b> forgot &lt;b&gt;one" in report
         assert "<b>Comment:</b> well explained" in report
-        (test,) = (test for test in results if test["number"] == "03.2a")
+        (test,) = [test for test in results if test["number"] == "03.2a"]
         assert test["score"] == 2.5 and "corrected by hand: 0 points before" in test["output"]
         assert "comment: forgot <b>one</b> line" in test["output"]
         report, results = seen(tmp_path, "ben")
@@ -190,6 +200,6 @@ def test_a_machine_that_fails_leaves_no_result_of_before(tmp_path):
     assert "ada: 12 of 12 points" in (tmp_path / "ada/report.html").read_text()
     record["exercises"]["03"][0] |= {"status": "infrastructure", "score": 0}
     pages.write_student(record, tmp_path / "ada", broken=True)
-    assert {path.name for path in (tmp_path / "ada").iterdir()} == {"report.html"}
+    assert set(os.listdir(tmp_path / "ada")) == {"report.html"}
     report = (tmp_path / "ada/report.html").read_text()
     assert "ada: not graded, because this machine failed" in report and "of 12" not in report

@@ -12,7 +12,7 @@ def refusal(result):
     nodes = set(re.findall(r"^node \d \| ", result.stderr, re.M)) or {""}
     for node in nodes:  # each says it, since the reason may be its own disk or its own GPUs
         assert len(re.findall(rf"^{re.escape(node)}error: ", result.stderr, re.M)) == 1, result.stderr
-    lines = [re.sub(r"^node \d \| ", "", line) for line in result.stderr.splitlines()]
+    lines = re.sub(r"(?m)^node \d \| ", "", result.stderr).splitlines()
     errors = {line for line in lines if line.startswith("error: ")}
     assert len(errors) == 1, result.stderr
     # Beside it stands only what torchrun says of processes that ended. A script says nothing else.
@@ -48,5 +48,5 @@ def check_curve(out, stem, expected, processes=None, limits=launcher.THE_SAME):
     """It has the curve that is expected, and each epoch was trained by so many processes. Returns it."""
     curve = launcher.read_curve(out, stem)
     assert launcher.difference(curve, expected, limits) == ""
-    assert processes is None or {row["world_size"] for row in curve} == {processes}
+    assert processes is None or set(column(curve, "world_size")) == {processes}
     return curve

@@ -42,9 +42,10 @@ def total(rows, *names):
     """How often a probe of one_step.py sends, and how many bytes: for each value of these fields."""
     found = {}
     for row in rows:
-        counts = found.setdefault(
-            tuple(row[name] for name in names) if len(names) > 1 else row[names[0]], [0, 0]
-        )
+        place = tuple(row[name] for name in names)
+        if len(names) == 1:
+            (place,) = place
+        counts = found.setdefault(place, [0, 0])
         counts[0] += row["times"]
         counts[1] += row["times"] * row["bytes"]
     return found

@@ -28,7 +28,10 @@ def test_what_a_step_sends_and_prints_and_who_holds_what(found, fork, tensor_siz
     sizes = ("--train-size", 48, "--batch-size", 24, "--test-size", 10, "--epochs", 1)
     printed = fork(STEM, 4, *sizes, "--tensor-parallel", tensor_size).stdout.splitlines()
     for line, name in zip(printed, ("forward", "backward"), strict=False):
-        counts = [f"{times} {TORCHS[kind]}" for (when, kind, _), times in expected.items() if when == name]
+        counts = []
+        for (when, kind, _), times in expected.items():
+            if when == name:
+                counts.append(f"{times} {TORCHS[kind]}")
         assert line == f"{name:9} | {', '.join(counts)}"
     assert printed[2] == "optimizer | no collective"
     probes = found("one_step", STEM, 4, 12, tensor_size)
@@ -37,7 +40,9 @@ def test_what_a_step_sends_and_prints_and_who_holds_what(found, fork, tensor_siz
         assert {place: times for place, (times, _) in sent.items()} == expected
         assert probe["off"] < 1e-5
     for name, shape in probes[0]["sizes"].items():
-        held = sum(torch.Size(probe["held"][name]).numel() for probe in probes)
+        held = 0
+        for probe in probes:
+            held += torch.Size(probe["held"][name]).numel()
         layer = name.rpartition(".")[0]
         by_columns = layer.endswith(("query", "key", "value", "up"))
         by_rows = layer.endswith(("project", "down")) and len(shape) == 2

@@ -67,7 +67,9 @@ def test_what_a_gated_layer_keeps_is_what_pytorch_keeps():
     seq, hidden, heads, kv_heads, width = 64, 256, 8, 2, 768
     inner = hidden * kv_heads // heads
     outputs = {"q": hidden, "k": inner, "v": inner, "o": hidden, "gate": width, "up": width}
-    layer = nn.ModuleDict({name: nn.Linear(hidden, size, bias=False) for name, size in outputs.items()})
+    layer = nn.ModuleDict()
+    for name, size in outputs.items():
+        layer[name] = nn.Linear(hidden, size, bias=False)
     layer["down"] = nn.Linear(width, hidden, bias=False)
     layer.bfloat16()
     kept = {}
@@ -79,14 +81,18 @@ def test_what_a_gated_layer_keeps_is_what_pytorch_keeps():
     with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
         x = torch.randn(seq, hidden, dtype=torch.bfloat16, requires_grad=True)
         normed = functional.layer_norm(x, [hidden])
-        split = [layer[name](normed).view(1, seq, -1, hidden // heads).transpose(1, 2) for name in "qkv"]
+        split = []
+        for name in "qkv":
+            split.append(layer[name](normed).view(1, seq, -1, hidden // heads).transpose(1, 2))
         seen = functional.scaled_dot_product_attention(*split, is_causal=True, enable_gqa=True)
         x = x + layer["o"](seen.transpose(1, 2).reshape(seq, hidden))
         normed = functional.layer_norm(x, [hidden])
         x = x + layer["down"](functional.silu(layer["gate"](normed)) * layer["up"](normed))
     for weight in layer.parameters():
         kept.pop(weight.untyped_storage().data_ptr(), None)
-    found = sum(saved.untyped_storage().nbytes() for saved in kept.values())
+    found = 0
+    for saved in kept.values():
+        found += saved.untyped_storage().nbytes()
     sizes = {"kv_heads": kv_heads, "feed_forward": width}
     flash = formulas.activation_bytes(seq, 1, hidden, heads, 1, recompute="selective", **sizes)
     assert found == pytest.approx(flash + 2 * seq * width, rel=0.03)
@@ -100,7 +106,8 @@ def test_all_reduce_in_a_tree_and_on_one_node():
     assert seconds(1e9, 8, 1e9, 0.5, "tree") == seconds(1e9, 5, 1e9, 0.5, "tree") == 9
     assert seconds(0, 10, 1e9, 0.5, "server") == 1
     assert seconds(1e9, 4, 1e9, 5e-6, "two-level", 8, 600e9, 1e-6) == seconds(1e9, 4, 600e9, 1e-6, "ring")
-    assert all(seconds(1e9, 1, 1e9, 1, name) == 0 for name in command.CHOICES["algorithm"][0])
+    for name in command.CHOICES["algorithm"][0]:
+        assert seconds(1e9, 1, 1e9, 1, name) == 0, name
 
 
 def test_effective_time_ratio_where_interruptions_are_many():
@@ -109,7 +116,8 @@ def test_effective_time_ratio_where_interruptions_are_many():
     for save, between in ((60, 11_135), (300, 900)):
         best = interval(save, between, "daly")
         found = ratio(best, save, 300, between, "daly")
-        assert all(ratio(times * best, save, 300, between, "daly") < found for times in (0.9, 1.1))
+        assert ratio(0.9 * best, save, 300, between, "daly") < found
+        assert ratio(1.1 * best, save, 300, between, "daly") < found
     assert ratio(599, 1, 1, 1e9, "daly") == pytest.approx(ratio(600, 1, 1, 1e9), abs=1e-8)
 
 
@@ -122,8 +130,10 @@ def listed():
     words = [sys.executable, ROOT / "tests/probes/torch_schedules.py"]
     result = subprocess.run(words, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
-    found = map(json.loads, result.stdout.splitlines())
-    return {(row["processes"], row["chunks"], row["microbatches"]): row["orders"] for row in found}
+    found = {}
+    for row in map(json.loads, result.stdout.splitlines()):
+        found[row["processes"], row["chunks"], row["microbatches"]] = row["orders"]
+    return found
 
 
 def events_of(orders, last, backward=2):
@@ -220,7 +230,7 @@ def test_long_runs_agree_with_the_formulas_within_their_error(spares):
     moving = formulas.effective_time_ratio(interval, save, restart, between, "daly") * (1 - waiting)
     expected = {"moving": moving, "waiting": waiting, "interruptions": seconds / between * (1 - waiting)}
     for name, value in expected.items():
-        found = [one[name] for one in played]
+        found = column(played, name)
         error = statistics.stdev(found) / math.sqrt(len(found))
         # A run begins with all machines: in its first hours it has waited less than later.
         begin = 2 * repair / seconds * waiting * (value if name == "interruptions" else 1)
@@ -238,8 +248,11 @@ def test_a_run_that_nothing_interrupts_saves_and_moves():
 
 
 def job(**changes):
-    made = {name.replace("-", "_"): default for name, (_, default, _) in command.OPTIONS.items()}
-    made |= {name: choices[0] for name, (choices, _) in command.CHOICES.items()}
+    made = {}
+    for name, (_, default, _) in command.OPTIONS.items():
+        made[name.replace("-", "_")] = default
+    for name, (choices, _) in command.CHOICES.items():
+        made[name] = choices[0]
     return made | {"params": 7.5e9, "gpus": 64, "sequence_parallel": False} | changes
 
 
@@ -265,7 +278,8 @@ def test_what_context_and_expert_parallel_ranks_send():
     assert once == pytest.approx(10 * (pairs / 1e8 + 5e-6))
     again = formulas.ring_attention_seconds(pairs, 4, 1e8, 5e-6, "full")  # forward passes them twice
     assert again == pytest.approx(13 * (pairs / 1e8 + 5e-6))
-    assert [formulas.ring_attention_seconds(1, ranks, 1, 0) for ranks in (1, 2)] == [0, 4]
+    assert formulas.ring_attention_seconds(1, 1, 1, 0) == 0
+    assert formulas.ring_attention_seconds(1, 2, 1, 0) == 4
     run = {"seq": 131_072, "batch_tokens": 2**22, "tensor_parallel": 8, "stage": 3, "bandwidth_network": 1e8}
     slow = job(gpus=256, context_parallel=4, **run, **plans.named("llama3-70b"))
     found = plans.plan(slow)["step_seconds"]["exposed context-parallel communication"]
@@ -359,7 +373,7 @@ def test_a_search_is_a_plan_of_each_and_none_is_faster():
     found = search.search(searched(**given), None)
     speeds = column(found, "tokens_per_second")
     assert speeds == sorted(speeds, reverse=True)
-    assert all(one["fits"] for one in found)
+    assert set(column(found, "fits")) == {True}
     for one in found[:20]:
         options = {name: one["job"][name] for name in job()}
         assert one == plans.plan(options)
@@ -472,7 +486,8 @@ def test_the_command_searches_16_384_gpus_in_two_seconds():
     assert head == "405.9 billion parameters on 16,384 GPUs, the fastest first:"
     assert names.split()[:5] == ["data", "tensor", "pipeline", "context", "expert"] and len(lines) == 5
     rows = json.loads(call(*words, "--json").stdout)
-    assert column(rows, "data_parallel") == [int(line.split()[0].replace(",", "")) for line in lines]
+    for row, line in zip(rows, lines, strict=True):
+        assert line.split()[0] == f"{row['data_parallel']:,}"
     start = time.process_time()  # of this process: others may have the cores
     search.search(searched(**plans.named("llama3-405b"), gpus=16384, seq=8192, expert_parallel=None))
     assert time.process_time() - start < 2
@@ -508,10 +523,13 @@ def test_bad_input_gets_one_line(main, words, capsys):
 
 def test_the_commands_in_the_docstring_run(tmp_path):
     documented = command.__doc__.replace("\\\n", " ").splitlines()
-    commands = [line.split()[2:] for line in documented if line.startswith("    python ")]
-    assert len(commands) == 6
-    for words in commands:
-        assert call(*words, cwd=tmp_path).returncode == 0
+    commands = 0
+    for line in documented:
+        if line.startswith("    python "):
+            commands += 1
+            _, _, *words = line.split()
+            assert call(*words, cwd=tmp_path).returncode == 0
+    assert commands == 6
 
 
 def test_the_published_runs_are_recomputed_as_the_page_says(capsys):
@@ -558,14 +576,16 @@ def test_what_a_page_says_the_planner_prints_is_what_it_prints(capsys, page, beg
     for line in section.splitlines():
         if line.startswith(("- ", "| ")):
             spans += re.findall(r"`([^`]+)`", line)
-    assert sum(span.startswith("--params") for span in spans) == commands
+    run = 0
     for span in spans:
         if span.startswith("--params"):
+            run += 1
             command.main(span.split())
             words = span
             printed = " ".join(capsys.readouterr().out.split())
         else:
             assert span in printed, f"{words}: {span}, not {printed}"
+    assert run == commands
 
 
 def test_what_does_not_fit_takes_no_time_and_costs_nothing(capsys, tmp_path):
@@ -579,11 +599,13 @@ def test_what_does_not_fit_takes_no_time_and_costs_nothing(capsys, tmp_path):
         assert ("150 billion tokens: no time and no cost, because the job does not fit" in printed) != fits
     command.main([*small, "--stage", "3", "--sweep", "gpus", "--json", "--out", str(tmp_path)])
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["fits"] for row in rows} == {True, False}
+    assert set(column(rows, "fits")) == {True, False}
     for row in rows:
         *_, fits, _, _, days, dollars, interruptions = report.cells(row, rows[0])
-        shown = [bool(cell) for cell in (days, dollars, interruptions)]
-        assert shown == [row["fits"]] * 3 and fits == ("yes" if row["fits"] else "no")
+        if row["fits"]:
+            assert fits == "yes" and days and dollars and interruptions
+        else:
+            assert fits == "no" and not (days or dollars or interruptions)
     with pytest.raises(SystemExit):
         command.main([*small, "--play", "1"])
     assert "does not fit" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The module beside the notebooks."""
 
+import itertools
 import json
 import math
 import os
@@ -12,9 +13,10 @@ import sys
 
 import matplotlib
 
+from tests.helpers.lines import column
+
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
-import psutil
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -86,8 +88,7 @@ def test_what_hangs_is_ended_with_its_children(out, capsys):
     text = f"import subprocess, sys, time\nprint(subprocess.Popen({child}).pid); time.sleep(60)"
     running = show.run(f"python {script(out, text)}", limit=6, code=None)
     assert "still running after 6 seconds" in capsys.readouterr().out
-    living = {process.pid for process in psutil.process_iter() if process.status() != psutil.STATUS_ZOMBIE}
-    assert int(running.text) not in living
+    assert not is_alive(int(running.text))
 
 
 FAMILY = """
@@ -105,7 +106,8 @@ def test_the_end_of_a_command_is_the_end_of_what_its_children_have_started(out):
     running.until(" 0\n")
     pids = [int(line.split()[0]) for line in running.text.splitlines()]
     assert len(pids) == 3
-    assert [process.pid for process in running.tree()] == pids
+    in_the_tree = [process.pid for process in running.tree()]
+    assert in_the_tree == pids
     running.end()
     for pid in pids:
         assert not is_alive(pid)
@@ -186,7 +188,8 @@ def test_pictures_can_be_read_on_white_and_on_dark_pages(out):
         assert matplotlib.colors.to_rgba(plt.rcParams[name])[3] == 0
     for page in ("#ffffff", "#0d1117"):  # GitHub's
         assert contrast(show.INK, page) > 4
-        assert min(contrast(colour, page) for colour in show.RANKS) > 1.9
+        for colour in show.RANKS:
+            assert contrast(colour, page) > 1.9
 
 
 # ---- the collectives
@@ -199,10 +202,10 @@ def test_after_an_error_and_a_hang_they_are_started_anew_and_in_the_end_they_are
         ranks.run("nobody")
     with pytest.raises(RuntimeError, match=r"RuntimeError: Timed out waiting 3000ms for \w+ operation"):
         ranks.run("if rank == 0:\n    dist.all_reduce(tensor)")
-    assert [one["after"] for one in ranks.run("dist.all_reduce(tensor)")] == [[11, 22]] * 2
-    processes = [one.process for one in ranks.running]
+    assert column(ranks.run("dist.all_reduce(tensor)"), "after") == [[11, 22]] * 2
+    first, second = ranks.running
     ranks.close()
-    assert [process.returncode for process in processes] == [0, 0], "they end by themselves"
+    assert first.process.returncode == second.process.returncode == 0, "they end by themselves"
 
 
 @pytest.mark.quick("10_pipeline", "11_tensor_parallel")
@@ -267,15 +270,13 @@ def test_without_safetensors_it_says_in_one_line_how_to_install_it():
 def test_what_should_be_the_same_is_the_same(tmp_path):
     """Weights averaged after each step are DDP's, since SGD is linear in the gradients; and DiLoCo with an
     outer rate of 1 and no momentum is local SGD."""
-    ways = ["ddp", "local_sgd 1", "local_sgd 5", "diloco 5 1 1e-9"]
-    runs = [{"way": way, "epochs": 1, "look_every": 5} for way in ways]
+    runs = []
+    for way in ("ddp", "local_sgd 1", "local_sgd 5", "diloco 5 1 1e-9"):
+        runs.append({"way": way, "epochs": 1, "look_every": 5})
     script = shutil.copy(measuring.SCRIPT, tmp_path)
     asked = {"RUNS": json.dumps(runs), "SIZES": "[2400, 100]"}
     found = show.ranks(script, 2, limit=100, environment=asked, quiet=True)[0].result
-    losses = []
-    for rows in found:
-        losses.append([row["loss"] for row in rows])
-    ddp, each_step, local, diloco = losses
+    ddp, each_step, local, diloco = (column(rows, "loss") for rows in found)
     assert each_step == pytest.approx(ddp, rel=1e-5)
     assert diloco == pytest.approx(local, rel=1e-5)
     assert local != pytest.approx(ddp, rel=3e-5)
@@ -296,7 +297,8 @@ def test_a_slow_link_is_as_slow_as_it_says(tmp_path):
     """20 steps of DDP send 20 x 129 KB from each of two hosts; local SGD sends that once."""
     if hosts.why_not():
         pytest.skip(hosts.NEEDED)
-    runs = [{"way": way, "epochs": 1, "look_every": 20} for way in ("ddp", "local_sgd")]
+    run = {"epochs": 1, "look_every": 20}
+    runs = [run | {"way": "ddp"}, run | {"way": "local_sgd"}]
     (ddp, *_), (local, *_) = measuring.on_two_hosts(tmp_path, "10mbit", runs, (2400, 100))
     assert 20 * 129_128 < ddp["sent"] < 1.05 * 20 * 129_128
     assert 19 < ddp["sent"] / local["sent"] < 21
@@ -330,8 +332,8 @@ def test_after_both_halves_of_a_ring_every_process_has_every_sum(world_size):
     assert len(states) == 1 + 2 * (world_size - 1)
     after_the_first_half = states[world_size - 1]
     for rank, chunks in enumerate(after_the_first_half):
-        complete = [chunk for chunk, added in enumerate(chunks) if added == everyone]
-        assert complete == [(rank + 1) % world_size]
+        assert chunks[(rank + 1) % world_size] == everyone
+        assert chunks.count(everyone) == 1
     assert states[-1] == [[everyone] * world_size] * world_size
 
 
@@ -365,8 +367,9 @@ def test_a_watch_prints_the_lines_that_matter_and_knows_when_they_came(capsys):
         1: Launcher("epoch  2 | loss 2.0\n"),
     }
     watch.until(lambda: len(watch.events) == 2)
-    (first, *_), (second, *_) = watch.events
-    assert [event[1:] for event in watch.events] == [(0, "epoch  1 | loss 2.1"), (1, "epoch  2 | loss 2.0")]
+    (first, *event), (second, *other_event) = watch.events
+    assert event == [0, "epoch  1 | loss 2.1"]
+    assert other_event == [1, "epoch  2 | loss 2.0"]
     assert watch.first("epoch") == first <= second == watch.first("epoch", after=first)
     printed = capsys.readouterr().out
     assert re.sub(r"[\d.]+ s", "0.1 s", printed) == (
@@ -375,22 +378,25 @@ def test_a_watch_prints_the_lines_that_matter_and_knows_when_they_came(capsys):
 
 
 def test_a_watch_at_which_nothing_happens_ends_all_launchers():
+    launcher, other_launcher = Launcher(), Launcher()
     watch = nodes.Watch()
-    watch.launchers = {0: Launcher(), 1: Launcher()}
+    watch.launchers = {0: launcher, 1: other_launcher}
     with pytest.raises(AssertionError, match="nothing more happens"):
         watch.until(lambda: False, limit=0.1)
-    assert [launcher.has_ended for launcher in watch.launchers.values()] == [True, True]
+    assert launcher.has_ended and other_launcher.has_ended
 
 
 # ---- notebook 03b -------------------------------------------------------------------------------
 
 
 def test_a_full_bucket_travels_while_the_next_one_fills():
-    states = {done: s03b_buckets.filling(room=3, layers=6, done=done) for done in range(1, 8)}
-    for done, buckets in states.items():
-        assert sum(inside for inside, _ in buckets) == min(done, 6)
-        for inside, does in buckets:
-            assert (does == "waits") == (inside < 3)
+    states = {}
+    for done in range(1, 8):
+        states[done] = s03b_buckets.filling(room=3, layers=6, done=done)
+        (first, first_does), (second, second_does) = states[done]
+        assert first + second == min(done, 6)
+        assert (first_does == "waits") == (first < 3)
+        assert (second_does == "waits") == (second < 3)
     assert states[3] == [(3, "sent"), (0, "waits")]
     assert states[5] == [(3, "on its way"), (2, "waits")]
     assert states[6][1] == (3, "sent")
@@ -533,11 +539,11 @@ def test_the_panels_of_13a_are_of_the_runs_that_they_name(out, monkeypatch):
     monkeypatch.setattr(dry, "picture", said.append)
     monkeypatch.setattr(dry, "at", at)
     dry.draw_memory({1: "FSDP alone", 8: "and tensor"})
-    for tensor in (1, 8):
-        assert {(size, tensor) for size in dry.SIZES} <= set(asked)
+    for wanted in itertools.product(dry.SIZES, (1, 8)):
+        assert wanted in asked
     above, below = plt.gcf().axes
-    titles = [axes.get_title(loc="left") for axes in (above, below)]
-    assert titles == ["FSDP alone", "and tensor"]
+    assert above.get_title(loc="left") == "FSDP alone"
+    assert below.get_title(loc="left") == "and tensor"
     assert above.patches[0].get_height() == 1 and below.patches[0].get_height() == 8
     assert "from 3.0 GB to 3000.0 MB" in said[0]
 
@@ -554,11 +560,10 @@ def test_the_fit_finds_the_two_numbers_that_made_the_steps():
 
 def test_the_best_rate_is_that_of_the_median_and_a_run_that_never_got_there_is_infinite():
     steps = {0.1: (10, 90, 80), 0.2: (None, None, 5), 0.4: (70, None, 60)}
-    rows = [
-        {"size": 30, "rate": rate, "steps": each, "seed": seed}
-        for rate, runs in steps.items()
-        for seed, each in enumerate(runs)
-    ]
+    rows = []
+    for rate, runs in steps.items():
+        for seed, each in enumerate(runs):
+            rows.append({"size": 30, "rate": rate, "steps": each, "seed": seed})
     assert critical_batch.best_rates(rows) == {30: (0.4, [60, 70, math.inf])}
 
 
@@ -568,11 +573,18 @@ def test_the_notebook_shows_the_critical_batch_of_the_stored_runs():
     best = critical_batch.best_rates(measured["rows"])
     medians = critical_batch.medians(best)
     fewest, critical = critical_batch.fit(medians)
+    tried = {}
+    for row in measured["rows"]:
+        tried.setdefault(row["size"], set()).add(row["rate"])
     for size, (rate, steps) in best.items():
-        tried = {row["rate"] for row in measured["rows"] if row["size"] == size}
-        assert {rate / 2, rate * 2} <= tried and len(steps) == 3, "the best rate lies between two others"
+        assert {rate / 2, rate * 2} <= tried[size], "the best rate lies between two others"
+        assert len(steps) == 3
+
     path = notebooks.FOLDER / "03d_a_batch_for_each.ipynb"
-    said = "\n".join(text for cell in notebooks.read(path).cells for text in notebooks.texts(cell))
+    said = ""
+    for cell in notebooks.read(path).cells:
+        for text in notebooks.texts(cell):
+            said += f"{text}\n"
     assert f"steps = {fewest:.0f} * (1 + {critical} / batch size)" in said
     for size, (rate, steps) in best.items():
         assert f"| {size} | {rate:g} | {', '.join(map(str, steps))} | {medians[size]} |" in said

@@ -1,11 +1,18 @@
 """What notebooks 11, 15 and 16 say about what they show, and what their scripts find on every rank."""
 
+import itertools
 import re
 
 import pytest
 
 from show import processes
 from tools import notebooks
+
+
+def only(texts, beginning):
+    """The one text that begins so."""
+    (found,) = [text for text in texts if text.startswith(beginning)]
+    return found
 
 
 class Stored:
@@ -25,15 +32,14 @@ class Stored:
 
     def rows(self, head):
         """The rows of the table whose head begins like this, each a list of texts."""
-        (table,) = [table for table in self.tables if table.startswith(f"| {head} |")]
         rows = []
-        for line in table.splitlines()[2:]:
-            rows.append([cell.strip().replace("\\", "") for cell in line.strip("|").split("|")])
+        for line in only(self.tables, f"| {head} |").splitlines()[2:]:
+            cells = line.replace("\\", "").strip("|").split("|")
+            rows.append(list(map(str.strip, cells)))
         return rows
 
     def picture(self, beginning):
-        (alt,) = [alt for alt in self.pictures if alt.startswith(beginning)]
-        return alt
+        return only(self.pictures, beginning)
 
     def results(self, folder, name, count):
         """Run a script that the notebook writes, on so many ranks."""
@@ -83,7 +89,7 @@ def test_11_bytes_and_memory_are_as_the_sentences_say(tensors):
     assert images == ["twice the images", "1.00", "2.00"]
     assert 3.5 < float(hidden[1]) < 4 and hidden[2] == "2.00"
     alt = tensors.picture("Kept for the backward pass")
-    kept = [float(amount) for amount in re.findall(r"([\d.]+) MB", alt)]
+    kept = list(map(float, re.findall(r"([\d.]+) MB", alt)))
     assert kept == sorted(kept, reverse=True) and len(set(kept)) == 3
 
 
@@ -152,10 +158,10 @@ def test_15_the_ring_skips_the_keys_of_later_ranks(context):
 
 def test_15_what_three_ways_send_and_keep_is_what_the_formulas_say(context):
     rows = context.rows("processes")
-    assert [(row[0], row[1]) for row in rows] == [
-        (processes, way) for processes in "24" for way in ("ring", "gather", "ulysses")
-    ]
-    for _, _, sent, by_formula, kept, kept_by_formula in rows:
+    ways = itertools.product("24", ("ring", "gather", "ulysses"))
+    for row, expected in zip(rows, ways, strict=True):
+        *way, sent, by_formula, kept, kept_by_formula = row
+        assert tuple(way) == expected
         assert sent in (by_formula, "not counted") and kept == kept_by_formula
     (difference,) = re.findall(r"from the results of one process: (\S+)\n", context.printed)
     assert float(difference) < 1e-4
@@ -202,8 +208,9 @@ def test_16_the_layer_computes_what_a_loop_over_tokens_computes(experts):
 
 def test_16_the_counted_bytes_are_those_of_the_formula(experts):
     rows = experts.rows("processes")
-    assert [row[:2] for row in rows] == [["2", "1"], ["2", "2"], ["4", "1"], ["4", "2"]]
-    for _, _, counted, formula, _ in rows:
+    for row, expected in zip(rows, itertools.product("24", "12"), strict=True):
+        processes, visited, counted, formula, _ = row
+        assert (processes, visited) == expected
         if counted != "not counted":
             assert float(counted) == pytest.approx(float(formula), abs=0.01 * float(formula) + 0.005)
 
@@ -211,8 +218,7 @@ def test_16_the_counted_bytes_are_those_of_the_formula(experts):
 def test_16_only_the_balancing_loss_keeps_all_experts_busy(experts):
     shares = {}
     for name, *parts in experts.rows("the last ten steps"):
-        found = shares.setdefault(name.split(",")[0], [])
-        found += [percent(part) for part in parts]
+        shares.setdefault(name.split(",")[0], []).extend(map(percent, parts))
     assert max(shares["with it"]) < 40 and min(shares["with it"]) > 10
     assert max(shares["without it"]) > 60 and min(shares["without it"]) < 5
 
@@ -233,7 +239,7 @@ def test_16_the_output_jumps_only_with_one_expert(experts):
 def test_16_each_mistake_shows_after_the_first_step(experts):
     losses = {}
     for mistake, *found in experts.rows("mistake"):
-        losses[mistake] = [float(loss) for loss in found]
+        losses[mistake] = list(map(float, found))
     alone = losses.pop("one process")
     assert losses.pop("none") == alone
     assert sorted(losses) == ["experts too", "not divided", "own balance", "router alone"]
@@ -243,7 +249,7 @@ def test_16_each_mistake_shows_after_the_first_step(experts):
 
 def test_16_the_biases_even_out_the_load(experts):
     (line,) = re.findall(r"^step 1000: load (.*)$", experts.printed, re.M)
-    assert max(percent(share) for share in line.split()) < 30
+    assert max(map(percent, line.split())) < 30
     (difference,) = re.findall(r"^largest difference: (\S+)$", experts.printed, re.M)
     assert float(difference) < 1e-4
 

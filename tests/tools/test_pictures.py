@@ -3,6 +3,7 @@
 import re
 from xml.etree import ElementTree
 
+import matplotlib.colors
 import pytest
 
 from tools import gpu_links, lessons
@@ -29,7 +30,7 @@ def contrast(one, other):
 
 
 def luminance(colour):
-    red, green, blue = (linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5))
+    red, green, blue = map(linear, matplotlib.colors.to_rgb(colour))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -63,16 +64,16 @@ def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_
 
 
 def test_the_picture_of_a_gpts_step_has_all_of_the_step_and_its_words_say_what_it_shows():
-    rows = list(h100.measured("gpt").values())
-    budgets = [h100.budget(row) for row in rows]
-    for row, budget in zip(rows, budgets, strict=True):
+    times = {}  # for each kind, the milliseconds in each of the rows
+    for row in h100.measured("gpt").values():
+        budget = h100.budget(row)
         assert sum(budget.values()) == pytest.approx(1000 * row["seconds"] / (row["size"] / 8), rel=0.01)
+        for kind in h100.KINDS:
+            times.setdefault(kind, []).append(round(budget[kind]))
+    products, attention, others, adam, rest = times.values()
+
     alt = (lessons.ROOT / "lessons/launch/on_gpus.md").read_text().split("gpt_step.svg")[1].split(">")[0]
-    said = [int(number) for number in re.findall(r"\d+", alt.split("8 texts")[1])]
-    times = []  # for each kind, the milliseconds in each of the rows
-    for kind in h100.KINDS:
-        times.append([round(budget[kind]) for budget in budgets])
-    products, attention, others, adam, rest = times
+    said = list(map(int, re.findall(r"\d+", alt.split("8 texts")[1])))
     assert said[:3] == [min(products), max(products), attention[0]]
     assert set(attention) == {said[2]}
     assert said[3:6] == [others[0], min(others), max(others[1:])]
@@ -89,7 +90,7 @@ def test_the_two_processes_of_a_split_hold_all_weights_and_all_texts(way):
                 for (left, right), (bottom, top) in splits.held_weights(way, rank)[layer]:
                     area += (right - left) * (top - bottom)
             assert area == (2 if way.name in ("data", "context") else 1)
-    shares = [splits.held_data(way, rank) for rank in (0, 1)]
+    shares = splits.held_data(way, 0), splits.held_data(way, 1)
     for text in range(splits.TEXTS):
         length = 0
         for share in shares:

@@ -10,12 +10,14 @@ import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from planner import __main__ as command
 from planner import formulas, plans, report, search
+from tests.helpers.lines import column
 from tests.tools.test_site import every, one, opened, small_site
 from tools.lessons import ROOT
 from tools.makers.site import controls, gpus, live, models
@@ -61,35 +63,48 @@ def test_bytes_and_steps_are_those_of_the_formulas():
         steps, chunks = ring.steps_of(way, size, size)
         longest = 0
         for _, moves in steps:
-            wires = [move[:2] for move in moves]
-            longest += max(map(wires.count, wires)) / chunks
+            wires = Counter()
+            for source, target, *_ in moves:
+                wires[source, target] += 1
+            longest += max(wires.values()) / chunks
         if way == "server":  # ours waits with its answer, and the formula's does not
             assert longest == 2 * formulas.all_reduce_seconds(1, size, 1, 0, way)
             continue
         node = {"ranks_per_node": max(1, size // 2)}
         assert len(steps) == formulas.all_reduce_seconds(0, size, 1, 1, way, **node), (way, size)
         assert longest == pytest.approx(formulas.all_reduce_seconds(1, size, 1, 0, way, **node))
-    cells = {row[0]: row for row in ring.table(8)}["ring"]
+    (cells,) = filter(lambda row: row[0] == "ring", ring.table(8))
     assert cells[1:4] == ["14", "3.50 x", "28.00 x"] and cells[-1] == "525 ms"
 
 
 def test_orders_and_times_are_those_of_the_solution_of_exercise_10():
-    solution, drawn = runpy.run_path(str(ROOT / "solutions/10_pipeline.py")), random.Random(1)
+    solution = runpy.run_path(str(ROOT / "solutions/10_pipeline.py"))
     functions = {"gpipe": solution["gpipe"], "1f1b": solution["one_forward_one_backward"]}
+    drawn = random.Random(1)
     for name, stages, count in itertools.product(functions, (2, 3, 5, 8), (1, 4, 11)):
-        ours = schedules.orders(name, stages, count)
-        lines = [functions[name](stage, stages, count) for stage in range(stages)]
-        assert [[action[1:] for action in line] for line in ours] == lines, (name, stages, count)
+        lines = []
+        forward = []
+        backward = []
+        for stage in range(stages):
+            lines.append(functions[name](stage, stages, count))
+            forward.append(drawn.uniform(0.5, 3))
+            backward.append(drawn.uniform(0.5, 3))
+
+        orders = schedules.orders(name, stages, count)
+        for ours, line in zip(orders, lines, strict=True):
+            assert [action[1:] for action in ours] == line, (name, stages, count)
         assert schedules.orders("naive", stages, count) == schedules.orders("gpipe", stages, 1)
-        forward, backward = ([drawn.uniform(0.5, 3) for _ in range(stages)] for _ in range(2))
-        events = schedules.when(ours, {"forward": forward, "backward": backward})
-        begins_and_ends = [[(event["begin"], event["end"]) for event in row] for row in events]
-        assert begins_and_ends == solution["timeline"](lines, forward, backward)
+
+        events = schedules.when(orders, {"forward": forward, "backward": backward})
+        expected = solution["timeline"](lines, forward, backward)
+        for row, begins_and_ends in zip(events, expected, strict=True):
+            assert [(event["begin"], event["end"]) for event in row] == begins_and_ends
 
 
 def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says():
     for processes, count in itertools.product(schedules.PROCESSES, schedules.MICROBATCHES):
-        held = {"1f1b": [min(count, most) for most in range(processes, 0, -1)], "gpipe": [count] * processes}
+        fewer_and_fewer = [min(count, most) for most in range(processes, 0, -1)]
+        held = {"1f1b": fewer_and_fewer, "gpipe": [count] * processes}
         for name in schedules.SCHEDULES:
             values = schedules.values_of(name, inputs_of(schedules, processes=processes, microbatches=count))
             theory = schedules.timeline.idle_in_theory(values)
@@ -128,14 +143,17 @@ def test_a_plan_is_the_one_that_the_command_prints():
 def test_a_sweep_is_the_one_that_the_command_prints():
     said = report.table(*plans.sweep(models.job_of(inputs_of(planner, gpus=2**14))), Path("a picture"))
     found = answer(planner)
-    _, *rows, end = [line for line in said.splitlines() if line][:-1]
-    cells = found["tables"][1]["rows"]
-    for ours, row in zip(cells, rows, strict=True):
+    _, *rows, end, _ = filter(None, said.splitlines())
+    fits = set()
+    shares = []
+    for ours, row in zip(found["tables"][1]["rows"], rows, strict=True):
         assert " ".join(filter(None, ours)) == " ".join(row.split())
         assert (ours[-3:] == ["", "", ""]) == (ours[2] == "no")
-    assert {row[2] for row in cells} == {"yes", "no"}
+        fits.add(ours[2])
+        shares.append(ours[4])
+    assert fits == {"yes", "no"}
     assert found["end"] == planner.in_words(f"{end}.").replace("No further", "The sweep stops here")
-    assert [dot["share"] for dot in found["curve"]] == [row[4] for row in cells]
+    assert column(found["curve"], "share") == shares
 
 
 def test_what_cannot_run_is_said_as_the_planner_says_it():
@@ -171,6 +189,7 @@ def test_what_would_fit_is_said_of_a_plan_that_does_not():
 
 
 def test_what_does_not_fit_takes_no_time_and_costs_nothing():
+    refused = 0
     for preset in live.answered(planner):
         found = preset["answer"]
         *_, swept = found["tables"]
@@ -178,8 +197,9 @@ def test_what_does_not_fit_takes_no_time_and_costs_nothing():
         for row in swept["rows"]:
             assert all(row[5:]) if row[2] == "yes" else not any(row[5:]), row
         if found["said"].startswith("No"):
+            refused += 1
             assert "$" not in found["said"] and "dollars" not in json.dumps(found["tables"][0])
-    assert any(preset["answer"]["said"].startswith("No") for preset in live.answered(planner))
+    assert refused > 0
 
 
 def test_interruptions_are_expected_only_where_one_is_likely():
@@ -204,21 +224,35 @@ def test_a_gpu_is_what_the_sources_and_the_lessons_say():
         assert h100[name] == standard[name.replace("_", "-")], "the planner's command plans for H100s"
     for name, gpu in gpus.GPUS.items():
         assert name == "B200" or peaks[name] == pytest.approx(gpu.peak, rel=0.01)
-        assert len(gpu.sources) == 4 and all(words and address for words, address in gpu.sources)
+        assert len(gpu.sources) == 4
+        for words, address in gpu.sources:
+            assert words and address
         assert f"| {name} | {gpu.memory:g} GB ([" in gpus.table()
     chosen = {"gpu": "A100", "memory": 40e9, "price_per_hour": None}
     assert gpus.with_gpu(chosen) == gpus.with_gpu({"gpu": "A100"}) | {"memory": 40e9}
-    times = [plans.plan(models.job_of(inputs_of(planner, gpu=gpu)))["days"] for gpu in ("H100", "A100")]
-    assert times[1] > 2.5 * times[0], "an A100 has 80 GB as well, but a third of the FLOP/s"
+
+    of_an_h100 = plans.plan(models.job_of(inputs_of(planner, gpu="H100")))
+    of_an_a100 = plans.plan(models.job_of(inputs_of(planner, gpu="A100")))
+    third = "an A100 has 80 GB as well, but a third of the FLOP/s"
+    assert of_an_a100["days"] > 2.5 * of_an_h100["days"], third
+
+
+def values_of_controls(widget):
+    """For each control of a widget, the values that it can be set to."""
+    found = {}
+    for control in widget.CONTROLS:
+        found[control["name"]] = [value for value, _ in control["values"]]
+    return found
 
 
 def test_examples_are_what_the_controls_can_be_set_to():
     for name, widget in LIVE.items():
-        values = {control["name"]: [value for value, _ in control["values"]] for control in widget.CONTROLS}
+        values = values_of_controls(widget)
         examples = live.presets(widget)
         assert examples[0]["inputs"] == live.begin(widget), name
         for example in examples:
-            assert all(value in values[key] for key, value in example["inputs"].items()), example
+            for key, value in example["inputs"].items():
+                assert value in values[key], example
             answer = widget.answer(**example["inputs"])
             assert answer["tables"] and not answer["said"].startswith("No plan"), example
 
@@ -226,40 +260,62 @@ def test_examples_are_what_the_controls_can_be_set_to():
 @pytest.mark.long
 def test_the_best_ways_are_those_that_the_command_above_them_prints():
     drawn = random.Random(1)
-    chosen = [
-        {control["name"]: drawn.choice(control["values"])[0] for control in planner_search.CONTROLS}
-        for _ in range(20)
-    ]
-    answers = [found for found in (answer(planner_search, **inputs) for inputs in chosen) if found["tables"]]
-    assert len(answers) >= 10
-    for found in answers:
-        [shown] = found["tables"]
-        words = command_of(shown)
-        best = json.loads(printed(f"{words} --json"))
-        assert best == as_json(search.search(planner_search.job_of(found["inputs"])))
-        _, _, _, *rows = printed(words).splitlines()
-        assert [" ".join(cells) for cells in shown["rows"]] == [" ".join(line.split()) for line in rows]
-        longest = sum(best[-1]["step_seconds"].values())
-        for way, plan, cells in zip(found["ways"], best, shown["rows"], strict=True):
-            parts = {part["part"]: part["to"] - part["from"] for part in way["parts"]}
-            times = {part: seconds / longest for part, seconds in plan["step_seconds"].items() if seconds}
-            assert parts == pytest.approx(times)
-            assert way["words"] == f"step time {cells[9]}, {cells[8]} GB, bound by {cells[-1]}"
+    values = values_of_controls(planner_search)
+    compared = 0
+    for _ in range(20):
+        chosen = {}
+        for name in values:
+            chosen[name] = drawn.choice(values[name])
+        found = answer(planner_search, **chosen)
+        if found["tables"]:
+            compared += 1
+            compare_search(found)
+    assert compared >= 10
+
+
+def compare_search(found):
+    """The table and the bars of an answer, and what the command in the table's caption prints."""
+    [shown] = found["tables"]
+    words = command_of(shown)
+    best = json.loads(printed(f"{words} --json"))
+    assert best == as_json(search.search(planner_search.job_of(found["inputs"])))
+
+    _, _, _, *rows = printed(words).splitlines()
+    for cells, row in zip(shown["rows"], rows, strict=True):
+        assert " ".join(cells) == " ".join(row.split())
+
+    longest = sum(best[-1]["step_seconds"].values())
+    for way, plan, cells in zip(found["ways"], best, shown["rows"], strict=True):
+        shares = {}
+        for part in way["parts"]:
+            shares[part["part"]] = part["to"] - part["from"]
+        expected = {}
+        for part, seconds in plan["step_seconds"].items():
+            if seconds:
+                expected[part] = seconds / longest
+        assert shares == pytest.approx(expected)
+        assert way["words"] == f"step time {cells[9]}, {cells[8]} GB, bound by {cells[-1]}"
 
 
 def test_the_fastest_way_changes_as_the_page_of_the_search_says():
-    def fastest(name, values):
-        return [
-            search.search(planner_search.job_of(inputs_of(planner_search, **{name: one})))[0]
-            for one in values
-        ]
+    def fastest(name, value):
+        inputs = inputs_of(planner_search, **{name: value})
+        return search.search(planner_search.job_of(inputs))[0]
 
-    control = {one["name"]: [value for value, _ in one["values"]] for one in planner_search.CONTROLS}
-    slower = fastest("bandwidth_network", control["bandwidth_network"][::-1])
-    assert [one["data_parallel"] for one in slower] == [2048, 128, 32, 32, 32]
-    assert [one["job"]["pipeline"] for one in slower] == [1, 8, 16, 16, 32]
-    longer = fastest("seq", control["seq"])
-    assert [one["job"]["context_parallel"] for one in longer] == [1, 2, 4, 4, 16, 32, 64]
+    values = values_of_controls(planner_search)
+    data_parallel = []
+    pipeline = []
+    for bandwidth in reversed(values["bandwidth_network"]):
+        plan = fastest("bandwidth_network", bandwidth)
+        data_parallel.append(plan["data_parallel"])
+        pipeline.append(plan["job"]["pipeline"])
+    assert data_parallel == [2048, 128, 32, 32, 32]
+    assert pipeline == [1, 8, 16, 16, 32]
+
+    context_parallel = []
+    for length in values["seq"]:
+        context_parallel.append(fastest("seq", length)["job"]["context_parallel"])
+    assert context_parallel == [1, 2, 4, 4, 16, 32, 64]
 
 
 # ---- the pages ----
@@ -332,11 +388,12 @@ SHOWN = """(() => {
 
 def bars(rows, named="{index} {part}"):
     """The bars of some rows, as SHOWN has them: a name, where it begins, how long it is."""
-    return [
-        (named.format(index=index, **part), part["from"], part["to"] - part["from"])
-        for index, row in enumerate(rows)
-        for part in row
-    ]
+    found = []
+    for index, row in enumerate(rows):
+        for part in row:
+            name = named.format(index=index, **part)
+            found.append((name, part["from"], part["to"] - part["from"]))
+    return found
 
 
 def marks(lines):
@@ -344,40 +401,67 @@ def marks(lines):
 
 
 # What the page of each widget draws, of the answer that Python gives.
-DRAWN = {
-    "memory": lambda found: {
-        "part": bars(bar["parts"] for bar in found["bars"]),
+
+
+def drawn_memory(found):
+    return {
+        "part": bars(column(found["bars"], "parts")),
         "line": marks(found["lines"]),
-        "words": [bar["words"] for bar in found["bars"]],
-    },
-    "schedules": lambda found: {
+        "words": column(found["bars"], "words"),
+    }
+
+
+def drawn_schedules(found):
+    return {
         "event": bars(found["rows"], "{index} {kind} {microbatch} {second:d}"),
         "held": [(one["share"],) for one in found["held"]],
-        "words": [one["words"] for one in found["held"]],
-    },
-    "planner_search": lambda found: {
-        "part": bars(way["parts"] for way in found["ways"]),
-        "words": [f"{at}. {way['name']}: {way['words']}" for at, way in enumerate(found["ways"], 1)],
-    },
-    "planner": lambda found: {
+        "words": column(found["held"], "words"),
+    }
+
+
+def drawn_search(found):
+    words = []
+    for at, way in enumerate(found["ways"], 1):
+        words.append(f"{at}. {way['name']}: {way['words']}")
+    return {"part": bars(column(found["ways"], "parts")), "words": words}
+
+
+def drawn_planner(found):
+    limits = []
+    if found["memory"]:
+        limits.append(found["limit"])
+    dots = []
+    if len(found["curve"]) > 1:
+        for dot in found["curve"]:
+            dots.append((dot["words"], dot["x"], dot["y"]))
+    return {
         "memory": bars([found["memory"]], "{part}"),
         "share": bars([found["shares"]], "{part}"),
-        "limit": marks([found["limit"]] if found["memory"] else []),
-        "dots": [(dot["words"], dot["x"], dot["y"]) for dot in found["curve"] if len(found["curve"]) > 1],
-    },
+        "limit": marks(limits),
+        "dots": dots,
+    }
+
+
+DRAWN = {
+    "memory": drawn_memory,
+    "schedules": drawn_schedules,
+    "planner_search": drawn_search,
+    "planner": drawn_planner,
 }
 
 
 def compare_live(page, name, **inputs):
     """What a page shows, and what Python answers."""
-    shown, expected = page.ask(SHOWN), answer(LIVE[name], **inputs)
+    shown = page.ask(SHOWN)
+    expected = answer(LIVE[name], **inputs)
     assert shown["said"] == [expected["said"]]
-    assert shown["tables"] == [table["rows"] for table in expected["tables"]]
+    assert shown["tables"] == column(expected["tables"], "rows")
     for key, rows in DRAWN[name](expected).items():
         if key == "words":
             assert shown[key] == rows
         else:
-            found, wanted = (list(itertools.chain(*some)) for some in (shown[key], rows))
+            found = list(itertools.chain(*shown[key]))
+            wanted = list(itertools.chain(*rows))
             assert found == pytest.approx(wanted, abs=1e-3), key
 
 
@@ -481,8 +565,9 @@ def compare_ring(page, way, size, chunks, position):
         assert shown["cells"][f"{rank} {chunk}"] == ("Σ" if len(has) == size else has)
     through = [0] * size
     for _, moves in steps[:position]:
-        for rank in [rank for move in moves for rank in move[:2]]:
-            through[rank] += 1 / chunks
+        for source, target, *_ in moves:
+            through[source] += 1 / chunks
+            through[target] += 1 / chunks
     whole = 2 * (size - 1)  # of K, through the server
     assert shown["bars"] == pytest.approx([58 * amount / whole for amount in through], abs=0.05)
     assert shown["server"] == min(position, whole), "K through the server after as many steps: one for each"
