@@ -23,7 +23,8 @@ LESSONS = {
 }
 
 
-@pytest.mark.quick("05_snapshots-2-run", "06a_any_step-4-fork")
+@pytest.mark.quick("06a_any_step-4-fork")
+@pytest.mark.long("05_snapshots-2-run")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("stem", "processes", "way"),
@@ -71,6 +72,8 @@ def test_a_finished_run_repeats_at_most_the_report_of_its_last_epoch(fork, stem,
     assert again.stderr == f"nothing is left to train: to start over, remove out/{stem}.*\n"
 
 
+@pytest.mark.quick("05_snapshots-2-3", "06a_any_step-4-2")
+@pytest.mark.long
 @pytest.mark.parametrize(("stem", "first", "then"), [(EPOCHS, 2, 3), (STEPS, 4, 2), (STEPS, 2, 3)])
 def test_another_number_of_processes_goes_on_with_the_same_losses(fork, reference, stem, first, then):
     """06a in the middle of an epoch, so that the order of the images and the loss so far must fit too."""

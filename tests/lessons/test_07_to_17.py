@@ -226,6 +226,8 @@ OTHER = {
 }
 
 
+@pytest.mark.quick("16 --capacity 1")
+@pytest.mark.long
 @pytest.mark.parametrize("typed", OTHER)
 def test_a_snapshot_of_other_settings_is_refused(fork, typed):
     number, *options = typed.split()

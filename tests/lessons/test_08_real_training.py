@@ -317,6 +317,7 @@ def test_with_workers(run, fork):
     assert any("all_reduce" in name for name in names)
 
 
+@pytest.mark.long
 def test_a_worker_prepares_on_when_all_are_told_to_stop():
     """A scheduler, or Ctrl-C, tells every process. The trainer takes a step more, and needs its images."""
     images = workload.draw_digits(240, seed=1)

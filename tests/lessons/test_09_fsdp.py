@@ -188,6 +188,7 @@ def test_a_finished_run_is_not_trained_again(fork, whole, tmp_path):
     assert weights_of(again) == weights_of(whole(2))
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(altered, fork, whole):
     in_a_file = ("write_data", "epoch0002", "__0_0.distcp")
     killed = altered("killed", 2, *SIZES, words=in_a_file, code=1)
@@ -229,6 +230,7 @@ def test_a_checkpoint_of_other_settings_is_refused(fork, whole, tmp_path):
     assert line == f"error: out/09_fsdp.epoch0001 {words}"
 
 
+@pytest.mark.long
 def test_the_command_from_nothing_gives_the_same_bytes_and_leaves_nothing_behind(run, whole):
     result = run("09_fsdp", 2, *SIZES)
     assert weights_of(result) == weights_of(whole(2))

@@ -73,6 +73,8 @@ def test_the_script_before_learns_and_goes_on(forked, name):
     assert not re.search(" val ", again.stdout), "nothing is left to do"
 
 
+@pytest.mark.quick("after_iterations")
+@pytest.mark.long("after")
 @BOTH
 def test_the_weights_are_the_same_on_1_2_and_4_processes(forked, tmp_path, name):
     """In 64 bits, without what each rank draws for itself: dropout and augmentation."""
@@ -89,6 +91,8 @@ def test_the_weights_are_the_same_on_1_2_and_4_processes(forked, tmp_path, name)
             torch.testing.assert_close(found[processes][part], expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.quick("after")
+@pytest.mark.long("after_iterations")
 @BOTH
 def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(forked, tmp_path, name):
     """On three processes, where the order of a sum matters."""

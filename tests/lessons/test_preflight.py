@@ -93,6 +93,7 @@ def test_a_dead_link_is_named(three):
     assert [command.process.returncode for command in (first, *others)] == [1, 1, 1]
 
 
+@pytest.mark.long
 def test_a_different_script_other_data_and_a_folder_of_its_own_are_named(three, tmp_path):
     """Each host has a folder of its own at the same relative path, as a machine without a shared disk has."""
     before = {}

@@ -34,6 +34,8 @@ def environment_of(tmp_path, gpus):
     return environment | pretending.environment(gpus, tmp_path, environment)
 
 
+@pytest.mark.quick("measure")
+@pytest.mark.long("run_tests")
 @pytest.mark.parametrize("module", ["run_tests", "measure"])
 def test_without_a_gpu_it_says_in_one_line_what_to_do(tmp_path, module):
     words = [sys.executable, "-m", f"tools.makers.gpu.{module}", "--out", tmp_path / "out"]
@@ -69,6 +71,7 @@ def test_what_is_new_comes_first_and_each_test_has_a_row(tmp_path):
     assert (tmp_path / "out/results/gpu-cache/v/cache/nodeids").exists()
 
 
+@pytest.mark.long
 def test_a_test_that_hangs_is_ended_with_its_processes(tmp_path):
     """An NCCL that hangs would take the rest of a lent GPU's time."""
     (tmp_path / "test_it.py").write_text(
@@ -233,6 +236,7 @@ def test_how_busy_a_gpu_is_counts_no_moment_twice():
     assert probes.busy(events[-1:], 0.001) == {}
 
 
+@pytest.mark.long
 def test_modules_and_torchrun_are_those_of_the_readers_python(start, monkeypatch, tmp_path):
     """`module load` has put torch into PYTHONPATH, and another torchrun comes first in PATH."""
     (tmp_path / "torchrun").write_text("#!/bin/sh\nexit 3\n")

@@ -56,7 +56,7 @@ def test_the_surroundings_lack_what_a_mac_lacks():
 
 
 @in_the_surroundings
-@pytest.mark.quick("03,04")
+@pytest.mark.long("03,04")
 @pytest.mark.night("all")
 @pytest.mark.parametrize("chosen", ["03,04", "all"])
 def test_make_run(tmp_path, chosen):
@@ -72,6 +72,7 @@ def test_make_run(tmp_path, chosen):
 
 
 @in_the_surroundings
+@pytest.mark.long
 def test_the_preflight():
     """By the page's own command, after errors.md's line for a name that does not resolve."""
     words = own_torchrun("--standalone", "--nproc-per-node", 2, ROOT / "lessons/launch/preflight.py")
