@@ -19,12 +19,15 @@ def train(jobs, out):
     """Train all jobs on two processes: for each its curve, and the lines that each rank printed."""
     script = shutil.copy(RANK_SCRIPTS / "s07_trainings.py", out)
     started = ranks(script, 2, limit=300, environment={"JOBS": json.dumps(jobs), "OUT": str(out)})
-    if any(one.code for one in started):
-        raise RuntimeError("a job failed: see what the ranks printed above")
+    for one in started:
+        if one.code != 0:
+            raise RuntimeError("a job failed: see what the ranks printed above")
     done = {}
     for name in jobs:
         lines = (out / name / "07_mixed_precision.jsonl").read_text().splitlines()
-        done[name] = [json.loads(line) for line in lines], [one.result[name] for one in started]
+        epochs = [json.loads(line) for line in lines]
+        printed = [one.result[name] for one in started]
+        done[name] = epochs, printed
     return done
 
 
@@ -64,21 +67,23 @@ def draw_rounding():
 
 def draw_runs(losses):
     """The losses of each precision, and by how many per cent they differ from the losses of fp32."""
-    apart = {
-        name: [100 * (a / b - 1) for a, b in zip(losses[name], losses["fp32"], strict=True)]
-        for name in ("bf16", "fp16")
-    }
-    off = {name: max(map(abs, values)) for name, values in apart.items()}
-    runs = {
-        name: [{"epoch": epoch, "loss": loss} for epoch, loss in enumerate(values, 1)]
-        for name, values in losses.items()
-    }
     upper, lower = plt.subplots(2, 1, figsize=(5, 5))[1]
+    runs = {}
+    for name, values in losses.items():
+        runs[name] = []
+        for epoch, loss in enumerate(values, 1):
+            runs[name].append({"epoch": epoch, "loss": loss})
     curves(upper, runs)
     upper.set(title="Three precisions", ylabel="loss")
+
     lower.axhline(0, color=COLOURS["fp32"], lw=5)  # below the others: one of them lies on it
-    for name, percent in apart.items():
+    off = {}
+    for name in ("bf16", "fp16"):
+        percent = []
+        for loss, expected in zip(losses[name], losses["fp32"], strict=True):
+            percent.append(100 * (loss / expected - 1))
         lower.plot(range(1, len(percent) + 1), percent, "o-", color=COLOURS[name], lw=2, label=name)
+        off[name] = max(abs(value) for value in percent)
     lower.set(title="Loss against that of fp32", xlabel="epoch", ylabel="%")
     lower.xaxis.get_major_locator().set_params(integer=True)
     lower.legend()
@@ -90,14 +95,17 @@ def draw_runs(losses):
 
 def draw_times(milliseconds, title):
     axes = plt.figure(figsize=(5, 2)).add_subplot()
-    colours = [COLOURS[name] for name in milliseconds]
+    colours, labels, said = [], [], []
+    for name, value in milliseconds.items():
+        colours.append(COLOURS[name])
+        labels.append(f" {value:.1f} ms")
+        said.append(f"{name} {value:.1f} ms")
     bars = axes.barh(list(milliseconds), list(milliseconds.values()), color=colours)
-    axes.bar_label(bars, [f" {value:.1f} ms" for value in milliseconds.values()], color=INK)
+    axes.bar_label(bars, labels, color=INK)
     axes.margins(x=0.2)
     axes.invert_yaxis()
     axes.set(title=title, xlabel="ms")
-    times = ", ".join(f"{name} {value:.1f} ms" for name, value in milliseconds.items())
-    picture(f"The time of a step in each precision, in the fastest epoch of each: {times}.")
+    picture(f"The time of a step in each precision, in the fastest epoch of each: {', '.join(said)}.")
 
 
 def draw_gradients(sizes, lost):

@@ -39,19 +39,20 @@ def crowd(address, images, many, each):
         connection.close()
         return waits, digits
 
+    all_waits, all_digits = [], []
     start = time.perf_counter()
     with ThreadPoolExecutor(many) as pool:
-        waits, digits = zip(*pool.map(client, range(many)), strict=True)
+        for waits, digits in pool.map(client, range(many)):  # in the order of the clients
+            all_waits.extend(waits)
+            all_digits.extend(digits)
     seconds = time.perf_counter() - start
+
     connection = http.client.HTTPConnection(address, timeout=60)
     connection.request("GET", "/")
     passes = json.loads(connection.getresponse().read())["forward passes"]
     connection.close()
     return SimpleNamespace(
-        per_second=many * each / seconds,
-        passes=passes,
-        seconds=[wait for row in waits for wait in row],
-        digits=[digit for row in digits for digit in row],
+        per_second=many * each / seconds, passes=passes, seconds=all_waits, digits=all_digits
     )
 
 
@@ -68,10 +69,12 @@ def draw_waits(seconds):
     axes = plt.subplots(figsize=(5, 2.8))[1]
     medians = {}
     for (largest, waits), colour in zip(seconds.items(), (ORANGE, BLUE), strict=True):
-        times = sorted(1000 * wait for wait in waits)
+        times, shares = [], []
+        for number, wait in enumerate(sorted(waits), 1):
+            times.append(1000 * wait)
+            shares.append(100 * number / len(waits))
         medians[largest] = times[len(times) // 2]
-        share = [100 * (number + 1) / len(times) for number in range(len(times))]
-        axes.plot(times, share, color=colour, lw=2, label=f"at most {largest} in a batch")
+        axes.plot(times, shares, color=colour, lw=2, label=f"at most {largest} in a batch")
     axes.set(xlabel="ms until the answer", ylabel="% of the requests", title="How long clients wait")
     axes.set(xlim=(0, None), ylim=(0, 100))
     axes.legend()

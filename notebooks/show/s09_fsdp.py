@@ -91,8 +91,8 @@ def draw_checkpoint(files, rows_of_readers):
         at = middle_of(reader, right)
         axes.text(13.2, at, f"rank {reader}", va="center", size=10, color=INK_OF_RANK[reader])
     axes.text(8, 0.2, "each line: a row that a process reads", ha="center", size=9.5)
-    written = " ".join(map(str, files.values()))
-    read = " ".join(map(str, rows_of_readers))
+    written = " ".join(str(count) for count in files.values())
+    read = " ".join(str(count) for count in rows_of_readers)
     files_of_reader = {}
     for (writer, _), (reader, _) in zip(left, right, strict=True):
         files_of_reader.setdefault(reader, set()).add(writer)
@@ -166,24 +166,26 @@ def draw_held(parameters, measured):
     axes.set_xticks((1, 2, 3, 4), ["\n1 process", "\n2 processes", "\n3 processes", "\n4 processes"])
     axes.tick_params(axis="x", length=0)
     axes.set(xlabel="upper row of numbers: ZeRO's stage", ylabel="kB on each process")
-    # A legend is filled column by column: a kind above, a rank below. Above rank 3 nothing is left to name.
-    handles, names = [], []
-    for rank, (kind, words) in enumerate(zip([*KINDS, None], MEASURED, strict=True)):
-        if kind:
-            handles.append(plt.Rectangle((0, 0), 1, 1, edgecolor=GREY, lw=0.5, **KINDS[kind]))
-            names.append(kind)
-        else:
-            handles.append(plt.Line2D([], [], lw=0))
-            names.append("")
-        handles.append(plt.Line2D([], [], marker="o", color=RANKS[rank], mec=DARK, mew=0.6, ms=6, lw=0))
-        names.append(words)
-    looks = {"loc": "outside upper center", "ncols": 4, "columnspacing": 0.9, "handletextpad": 0.4}
-    axes.figure.legend(handles, names, **looks)
+    name_kinds_and_ranks(axes.figure)
     picture(
         "What each process holds by ZeRO's stage on 1 to 4 processes. Stage 0 is "
         f"{12 * parameters / 1000:.0f} kB on any number; stage 3 is that divided by the number of processes. "
         "The measured dots are at the height of stage 3."
     )
+
+
+def name_kinds_and_ranks(figure):
+    # A legend is filled column by column: a kind above, a rank below. Above rank 3 nothing is left to name.
+    patches = [plt.Rectangle((0, 0), 1, 1, edgecolor=GREY, lw=0.5, **look) for look in KINDS.values()]
+    patches.append(plt.Line2D([], [], lw=0))
+    kinds = [*KINDS, ""]
+    handles, names = [], []
+    for rank, words in enumerate(MEASURED):
+        dot = plt.Line2D([], [], marker="o", color=RANKS[rank], mec=DARK, mew=0.6, ms=6, lw=0)
+        handles += [patches[rank], dot]
+        names += [kinds[rank], words]
+    looks = {"loc": "outside upper center", "ncols": 4, "columnspacing": 0.9, "handletextpad": 0.4}
+    figure.legend(handles, names, **looks)
 
 
 def draw_formulas(bytes_per_parameter, billions, limit):
@@ -194,22 +196,16 @@ def draw_formulas(bytes_per_parameter, billions, limit):
     said = []
     for stage, style in enumerate(("-", "--", "-.", "-")):
         sizes = [billions * bytes_per_parameter(stage, gpus) for gpus in numbers]
-        axes.plot(numbers, sizes, style, color=BLUE if stage == 3 else INK, lw=2.2)
+        colour = INK
+        if stage == 3:
+            colour = BLUE
+        axes.plot(numbers, sizes, style, color=colour, lw=2.2)
         axes.text(68, sizes[-1], f"stage {stage}", va="center", size=10)
-        enough = [gpus for gpus, size in zip(numbers, sizes, strict=True) if size <= limit]
-        if enough:
-            first = enough[0]
-            axes.plot(first, sizes[first - 1], "o", color=RED, ms=7)
-            axes.annotate(
-                f"{first} GPUs",
-                (first, sizes[first - 1]),
-                xytext=(-6, -15),
-                textcoords="offset points",
-                ha="right",
-                color=RED_INK,
-                size=10,
-            )
-            said.append(f"stage {stage} is below it from {first} GPUs on")
+        for gpus, size in zip(numbers, sizes, strict=True):
+            if size <= limit:
+                mark_gpus(axes, gpus, size)
+                said.append(f"stage {stage} is below it from {gpus} GPUs on")
+                break
     axes.axhline(limit, color=RED, lw=1)
     axes.text(1, 0.94 * limit, f"{limit} GB", color=RED_INK, va="top", size=10)
     axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="GB on each", xlim=(0.9, 130))
@@ -224,14 +220,30 @@ def draw_formulas(bytes_per_parameter, billions, limit):
     )
 
 
+def mark_gpus(axes, gpus, size):
+    """A dot where a line goes below the limit, with the number of GPUs below it."""
+    axes.plot(gpus, size, "o", color=RED, ms=7)
+    axes.annotate(
+        f"{gpus} GPUs",
+        (gpus, size),
+        xytext=(-6, -15),
+        textcoords="offset points",
+        ha="right",
+        color=RED_INK,
+        size=10,
+    )
+
+
 def draw_whole(found):
     """The weights that are whole at every place of a step, in three settings."""
     axes = plt.subplots(figsize=(5, 4))[1]
     looks = {"the lesson": (BLUE, "-"), "--no-reshard": (GREEN, "--"), "only the root": (RED, ":")}
     most = {}
     for name, (colour, style) in looks.items():
-        places = [place for place, _ in found[name]["whole"]]
-        sizes = [size / 1000 for _, size in found[name]["whole"]]
+        places, sizes = [], []
+        for place, size in found[name]["whole"]:
+            places.append(place)
+            sizes.append(size / 1000)
         axes.step(range(len(places)), sizes, where="mid", color=colour, ls=style, lw=2.4, label=name)
         most[name] = max(sizes)
     axes.set_xticks(range(len(places)), places, rotation=90)
@@ -285,12 +297,14 @@ def draw_saving(diaries):
 
 def draw_gathered(places):
     """What rank 0 of two ranks has in memory at each place of a later step: a column for each layer."""
-    moments = [place for place, _ in places[1:]]  # without "before"
-    layers = [place.removeprefix("forward ") for place in moments if place.startswith("forward ")]
-    heights = []
-    for row, moment in enumerate(moments):
-        gap = 0 if moment.startswith("forward ") else 0.55  # for zero_grad, between forward and backward
-        heights.append(-row - gap)
+    moments, layers, heights = [], [], []
+    for row, (moment, _) in enumerate(places[1:]):  # without "before"
+        moments.append(moment)
+        if moment.startswith("forward "):
+            layers.append(moment.removeprefix("forward "))
+            heights.append(-row)
+        else:
+            heights.append(-row - 0.55)  # a gap for zero_grad, between forward and backward
     zero_grad = -len(layers) + 0.2
     axes = plt.subplots(figsize=(4.8, 4.9))[1]
     for column, layer in enumerate(layers):

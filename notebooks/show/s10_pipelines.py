@@ -1,5 +1,6 @@
 """The pictures of notebook 10: who worked when, how long the processes waited, and what they held."""
 
+import math
 import os
 import time
 
@@ -37,8 +38,9 @@ def draw_stages(model, borders):
     """A box for each process with the layers of its stage, and what travels between neighbours."""
     axes = canvas(5, 2.8, 16, 7)
     names = [type(layer).__name__ for layer in model]
-    for rank, first in enumerate(borders):
-        layers = "\n".join(names[first : [*borders, len(names)][rank + 1]])
+    ends = [*borders[1:], len(names)]  # each stage ends where the next one begins
+    for rank, (first, end) in enumerate(zip(borders, ends, strict=True)):
+        layers = "\n".join(names[first:end])
         box(axes, 0.2 + 4.1 * rank, 1.6, 3.2, 3.4, f"rank {rank}", layers, RANKS[rank])
         if rank < 3:
             arrow(axes, (3.3 + 4.1 * rank, 3.8), (4.4 + 4.1 * rank, 3.8), colour=BLUE)
@@ -55,7 +57,7 @@ def draw_stages(model, borders):
 
 def draw_by_hand(moments):
     """One step on two devices, from the moments at which the work went from one to the other."""
-    begin, middle, turn, back, end = (1000 * (moment - moments[0]) for moment in moments)
+    begin, middle, turn, back, end = [1000 * (moment - moments[0]) for moment in moments]
     rows = {
         "first device": [(begin, middle, "forward"), (back, end, "backward")],
         "second device": [(middle, turn, "forward"), (turn, back, "backward")],
@@ -77,18 +79,19 @@ def profile_layers(model, values, repeats=20):
     Each repeat goes through all layers, so that a moment in which the machine is busy does not count.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler prints messages
-    times = [[] for _ in model]
+    shortest = [math.inf] * len(model)
     for _ in range(repeats):
         held, gradient = values, False  # images need no gradient
-        for layer, found in zip(model, times, strict=True):
+        for number, layer in enumerate(model):
             held = held.detach().clone().requires_grad_(gradient)
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
                 result = layer(held)
                 if result.requires_grad:
                     result.sum().backward()
-            found.append(sum(operator.self_cpu_time_total for operator in profiler.key_averages()))
+            microseconds = sum(operator.self_cpu_time_total for operator in profiler.key_averages())
+            shortest[number] = min(shortest[number], microseconds / 1000)
             held, gradient = result, result.requires_grad
-    return [min(found) / 1000 for found in times]
+    return shortest
 
 
 def noting(moments, devices):
@@ -105,18 +108,33 @@ def noting(moments, devices):
 def draw_rows(axes, values, title, numbers=True):
     """A row for each process with its forwards and backwards. The second stage has lighter colours."""
     count = values["world_size"]
-    whole = 1000 * max(event["end"] for row in values["events"] for event in row)
-    for rank, row in enumerate(values["events"]):
+    whole = 0  # milliseconds from the first event to the end of the last
+    for row in values["events"]:
         for event in row:
-            begin, length = 1000 * event["begin"], 1000 * (event["end"] - event["begin"])
+            whole = max(whole, 1000 * event["end"])
+
+    places, names = [], []
+    for rank, row in enumerate(values["events"]):
+        places.append(-rank)
+        names.append(f"rank {rank}")
+        for event in row:
+            begin = 1000 * event["begin"]
+            length = 1000 * (event["end"] - event["begin"])
             colour = COLOURS[event["kind"], event["stage"] // count]
             axes.barh(-rank, length, left=begin, height=0.8, color=colour, edgecolor=INK, lw=0.4)
-            if numbers and length > 0.017 * whole:  # the bar has the same colour on a dark page
-                style = {"color": "#ffffff" if colour == BLUE else "#1f1f1f", "size": 9, "clip_on": True}
-                axes.text(begin + length / 2, -rank, event["microbatch"], ha="center", va="center", **style)
-    axes.set_yticks([-rank for rank in range(count)], [f"rank {rank}" for rank in range(count)])
+            if numbers and length > 0.017 * whole:
+                draw_number(axes, begin + length / 2, -rank, event["microbatch"], colour)
+    axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0)
     axes.set_title(f"{title}: idle {timeline.idle(values):.0%}")
+
+
+def draw_number(axes, x, y, number, colour_of_bar):
+    """Write the number of a micro-batch into its bar, which has the same colour on a dark page."""
+    ink = "#1f1f1f"
+    if colour_of_bar == BLUE:
+        ink = "#ffffff"
+    axes.text(x, y, number, ha="center", va="center", color=ink, size=9, clip_on=True)
 
 
 def draw_timelines(runs, numbers=True):
@@ -124,19 +142,18 @@ def draw_timelines(runs, numbers=True):
     rows = sum(values["world_size"] for values in runs.values())
     height = 0.9 + 0.35 * len(runs) + 0.28 * rows
     grid = plt.subplots(len(runs), squeeze=False, sharex=True, figsize=(5, height))[1][:, 0]
+    kinds = {"forward": BLUE, "backward": ORANGE}
+    sentences = []
     for axes, (title, values) in zip(grid, runs.items(), strict=True):
         draw_rows(axes, values, title, numbers and values["schedule"] != "interleaved")
+        if values["stages"] > values["world_size"]:
+            kinds |= {"forward, 2nd stage": SKY, "backward, 2nd stage": YELLOW}
+        look, idle = LOOKS[values["schedule"]], timeline.idle(values)
+        sentences.append(f"{title}: {look}; idle for {idle:.0%} of the time.")
     grid[-1].set_xlabel("ms")
-    kinds = {"forward": BLUE, "backward": ORANGE}
-    if any(values["stages"] > values["world_size"] for values in runs.values()):
-        kinds |= {"forward, 2nd stage": SKY, "backward, 2nd stage": YELLOW}
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in kinds.values()]
     grid[-1].figure.legend(
         handles, kinds, loc="outside lower center", ncols=2, columnspacing=0.8, handlelength=1
-    )
-    sentences = (
-        f"{title}: {LOOKS[values['schedule']]}; idle for {timeline.idle(values):.0%} of the time."
-        for title, values in runs.items()
     )
     picture("For each rank a row of bars, the forwards and backwards of its stage. " + " ".join(sentences))
 
@@ -145,24 +162,33 @@ def draw_idle(runs):
     """The idle share against the number of micro-batches, and of each schedule on four processes."""
     above, below = plt.subplots(2, figsize=(5, 6))[1]
     counts = range(1, 65)
-    for processes, colour in ((2, BLUE), (4, ORANGE), (8, GREEN)):
+    colour_of = {2: BLUE, 4: ORANGE, 8: GREEN}
+    for processes, colour in colour_of.items():
         shares = [100 * (processes - 1) / (count + processes - 1) for count in counts]
         above.plot(counts, shares, color=colour, label=f"{processes} processes")
     for (schedule, processes, count), values in runs.items():
         if schedule in ("naive", "gpipe"):
-            above.plot(count, 100 * timeline.idle(values), "o", color=BLUE if processes == 2 else ORANGE)
+            above.plot(count, 100 * timeline.idle(values), "o", color=colour_of[processes])
     above.set(xlabel="micro-batches m", ylabel="idle, %", title="Formula (lines), measured gpipe (dots)")
     above.set(xscale="log", xticks=[1, 2, 4, 8, 16, 32, 64], xticklabels=[1, 2, 4, 8, 16, 32, 64])
     above.legend()
-    names = ["naive", "gpipe", "1f1b", "interleaved"]
-    four = [runs[name, 4, 1 if name == "naive" else 8] for name in names]
-    for shift, colour, hatch, label, function in (
+
+    runs_on_four = {
+        "naive": runs["naive", 4, 1],
+        "gpipe": runs["gpipe", 4, 8],
+        "1f1b": runs["1f1b", 4, 8],
+        "interleaved": runs["interleaved", 4, 8],
+    }
+    for shift, colour, hatch, label, idle in (
         (-0.2, GREY, None, "formula", timeline.idle_in_theory),
         (0.2, ORANGE, "////", "measured", timeline.idle),
     ):
-        heights = [100 * function(values) for values in four]
-        below.bar([place + shift for place in range(4)], heights, 0.4, color=colour, hatch=hatch, label=label)
-    below.set_xticks(range(4), names)
+        places, heights = [], []
+        for place, values in enumerate(runs_on_four.values()):
+            places.append(place + shift)
+            heights.append(100 * idle(values))
+        below.bar(places, heights, 0.4, color=colour, hatch=hatch, label=label)
+    below.set_xticks(range(4), list(runs_on_four))
     below.set(ylabel="idle, %", title="4 processes, m = 8 (naive: 1)")
     below.legend()
     picture(
@@ -176,12 +202,16 @@ def draw_held(most):
     """How many micro-batches each rank holds at most: most(schedule, count) has a number for each rank."""
     above, below = plt.subplots(2, figsize=(5, 6))[1]
     styles = {"gpipe": (BLUE, None), "1f1b": (ORANGE, "////"), "interleaved": (GREEN, "....")}
-    for place, (schedule, (colour, hatch)) in enumerate(styles.items()):
-        size = 2 if schedule == "interleaved" else 1  # its stages are half as large
-        held = [number / size for number in most(schedule, 8)]
-        places = [rank + 0.27 * (place - 1) for rank in range(4)]
-        above.bar(places, held, 0.27, color=colour, hatch=hatch, label=schedule)
-    above.set_xticks(range(4), [f"rank {rank}" for rank in range(4)])
+    for number, (schedule, (colour, hatch)) in enumerate(styles.items()):
+        size = 1
+        if schedule == "interleaved":
+            size = 2  # its stages are half as large
+        places, heights = [], []
+        for rank, held in enumerate(most(schedule, 8)):
+            places.append(rank + 0.27 * (number - 1))
+            heights.append(held / size)
+        above.bar(places, heights, 0.27, color=colour, hatch=hatch, label=schedule)
+    above.set_xticks(range(4), ["rank 0", "rank 1", "rank 2", "rank 3"])
     above.set(ylabel="held at once, at most", title="8 micro-batches", ylim=(0, 11))
     above.legend(ncols=3, columnspacing=0.8, handlelength=1.2, loc="upper center")
     counts = [4, 8, 32]
@@ -191,9 +221,9 @@ def draw_held(most):
     below.set(xlabel="micro-batches m", ylabel="held at once, at most", title="Rank 0, as m grows")
     below.set_xticks(counts)
     below.legend()
-    eight = {schedule: most(schedule, 8) for schedule in styles}
+    gpipe, one_f_one_b, interleaved = most("gpipe", 8), most("1f1b", 8), most("interleaved", 8)
     picture(
-        f"Above: with 8 micro-batches, the ranks hold {eight['gpipe']} under gpipe, {eight['1f1b']} under "
-        f"1f1b, and {eight['interleaved']} of half the size interleaved. Below: on rank 0, gpipe holds more "
-        f"as the number of micro-batches grows; 1f1b always holds {eight['1f1b'][0]}."
+        f"Above: with 8 micro-batches, the ranks hold {gpipe} under gpipe, {one_f_one_b} under "
+        f"1f1b, and {interleaved} of half the size interleaved. Below: on rank 0, gpipe holds more "
+        f"as the number of micro-batches grows; 1f1b always holds {one_f_one_b[0]}."
     )

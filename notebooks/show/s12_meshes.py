@@ -62,16 +62,22 @@ def draw_step(step):
     axes = plt.figure(figsize=(5, 2.7)).add_subplot()
     marks = {"all-gather": ("^", BLUE), "reduce-scatter": ("v", GREEN), "all-reduce": ("D", ORANGE)}
     for kind, (marker, colour) in marks.items():
-        at = [number for number, one in enumerate(step) if one["kind"] == kind]
-        heights = [int(step[number]["dimension"] == "tensor") for number in at]
-        axes.plot(at, heights, marker, color=colour, markersize=8, label=kind)
-    turn = sum(one["when"] == "forward" for one in step) - 0.5
+        places, heights = [], []
+        for number, collective in enumerate(step):
+            if collective["kind"] == kind:
+                places.append(number)
+                heights.append({"tensor": 1, "data": 0}[collective["dimension"]])
+        axes.plot(places, heights, marker, color=colour, markersize=8, label=kind)
+    turn = sum(collective["when"] == "forward" for collective in step) - 0.5
     axes.axvline(turn, color=GREY, ls=":")
     axes.text(turn - 0.3, 1.5, "forward", ha="right", color=INK)
     axes.text(turn + 0.3, 1.5, "backward", color=INK)
     axes.set_yticks([1, 0], ["tensor", "data"])
     axes.set(ylim=(-0.6, 1.9), xticks=[], xlabel="the collectives of a step, in their order")
     axes.figure.legend(loc="outside lower center", ncols=3, columnspacing=1, handletextpad=0.2)
-    counts = Counter((one["kind"], one["when"], one["dimension"]) for one in step)
-    words = [f"{count} {kind} {when} over {over}" for (kind, when, over), count in counts.items()]
-    picture(f"The {len(step)} collectives of a step in their order: {', '.join(words)}.")
+    counts = Counter()
+    for collective in step:
+        words = f"{collective['kind']} {collective['when']} over {collective['dimension']}"
+        counts[words] += 1
+    said = [f"{count} {words}" for words, count in counts.items()]
+    picture(f"The {len(step)} collectives of a step in their order: {', '.join(said)}.")

@@ -30,11 +30,16 @@ def train(rank, world_size, device, folder, path, options):
 
 def main():
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device, store = workload.pick_device(rank), f"file://{os.environ['STORE']}"
-    backend, limit = dist.get_default_backend_for_device(device), timedelta(seconds=60)
+    device = workload.pick_device(rank)
+    backend = dist.get_default_backend_for_device(device)
+    store = f"file://{os.environ['STORE']}"
+    limit = timedelta(seconds=60)
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=world_size, timeout=limit)
-    out, jobs = Path(os.environ["OUT"]), json.loads(os.environ["JOBS"])
-    printed = {name: train(rank, world_size, device, out / name, *job) for name, job in jobs.items()}
+
+    out = Path(os.environ["OUT"])
+    printed = {}
+    for name, (path, options) in json.loads(os.environ["JOBS"]).items():
+        printed[name] = train(rank, world_size, device, out / name, path, options)
     Path(os.environ["RESULT"]).write_text(json.dumps(printed))
     dist.destroy_process_group()
 

@@ -116,7 +116,9 @@ def train(way, sets, epochs, look_every, enough=1.1, batch_size=120):
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.04, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    rows, step, seconds, sent, loss_sum = [], 0, 0.0, 0, torch.zeros(())
+    rows = []
+    step, seconds, sent = 0, 0.0, 0
+    loss_sum = torch.zeros(())
     dist.barrier()
     begin, before = time.perf_counter(), count_bytes()
     for epoch in range(1, epochs + 1):
@@ -131,7 +133,8 @@ def train(way, sets, epochs, look_every, enough=1.1, batch_size=120):
             if step % look_every == 0:
                 dist.barrier()  # the slowest process counts
                 seconds += time.perf_counter() - begin
-                sent += count_bytes()[0] - before[0] if before else 0
+                if before:  # only Linux counts the bytes
+                    sent += count_bytes()[0] - before[0]
                 dist.all_reduce(loss_sum)
                 rows.append(
                     {

@@ -40,6 +40,7 @@ def count(model, step, images):
 
     with CommDebugMode() as mode, torch.autograd.graph.saved_tensors_hooks(keep, give_back):
         step(model)
+
     found = {"all-gathers": 0, "reduce-scatters": 0, "kept": sum(kept)}
     for name, number in mode.get_comm_counts().items():
         if "allgather" in str(name):
@@ -53,26 +54,37 @@ def watch(model, step):
     """At every place of a step, the bytes of weights that are whole on this process."""
     places = []
 
-    def note_bytes(place):
-        whole = [weight for weight in model.parameters() if not isinstance(weight, DTensor)]
-        places.append((place, sum(weight.nbytes for weight in whole)))
-
-    def watch_layer(layer, name):
-        def before_forward(layer, inputs):
-            note_bytes(f"forward {name}")
-
-        def before_backward(gradient):
-            note_bytes(f"backward {name}")
-
-        def after_forward(layer, inputs, output):
-            output.register_hook(before_backward)
-
-        layer.register_forward_pre_hook(before_forward)
-        layer.register_forward_hook(after_forward)
+    def note(place):
+        places.append((place, bytes_of_whole(model)))
 
     for number, name in NAMES.items():
-        watch_layer(model[number], name)
-    note_bytes("before")
+        watch_layer(model[number], name, note)
+    note("before")
     step(model)
-    note_bytes("after")
+    note("after")
     return places
+
+
+def bytes_of_whole(model):
+    """Between its gathering and its resharding, a parameter is an ordinary tensor, not a DTensor."""
+    size = 0
+    for weight in model.parameters():
+        if not isinstance(weight, DTensor):
+            size += weight.nbytes
+    return size
+
+
+def watch_layer(layer, name, note):
+    """Call `note` when the layer begins its forward pass and when it begins its backward pass."""
+
+    def before_forward(layer, inputs):
+        note(f"forward {name}")
+
+    def before_backward(gradient):
+        note(f"backward {name}")
+
+    def after_forward(layer, inputs, output):
+        output.register_hook(before_backward)  # runs when the output's gradient has been computed
+
+    layer.register_forward_pre_hook(before_forward)
+    layer.register_forward_hook(after_forward)

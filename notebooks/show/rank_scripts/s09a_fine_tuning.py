@@ -127,17 +127,34 @@ def train(model, sets, epochs, lr, eval_body, batch_size=24):
             correct = (model(images).argmax(dim=1) == labels).sum()
         dist.all_reduce(correct)
         rows.append({"loss": loss_sum.item() / len(loader), "accuracy": correct.item() / len(test_set)})
-    state = [value for states in optimizer.state.values() for value in states.values() if value.dim()]
-    held = sum(value.to_local().nbytes if hasattr(value, "to_local") else value.nbytes for value in state)
-    known = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
-    return {"rows": rows, "sent": sent, "optimizer": held, "known": known}
+    known = sum(parameter.numel() for parameter in trained)
+    return {"rows": rows, "sent": sent, "optimizer": bytes_of_state(optimizer), "known": known}
+
+
+def bytes_of_state(optimizer):
+    """What this process holds of the optimizer's state, without the counts of steps."""
+    size = 0
+    for state_of_parameter in optimizer.state.values():
+        for value in state_of_parameter.values():
+            if value.dim() > 0:
+                size += local(value).nbytes
+    return size
+
+
+def local(value):
+    if hasattr(value, "to_local"):
+        return value.to_local()
+    return value
 
 
 def full(model):
     """Every weight and buffer as a full tensor, under our names."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     found = inner.state_dict()
-    return {name: v.full_tensor() if hasattr(v, "full_tensor") else v for name, v in found.items()}
+    for name, value in found.items():
+        if hasattr(value, "full_tensor"):
+            found[name] = value.full_tensor()
+    return found
 
 
 def fingerprints(model):

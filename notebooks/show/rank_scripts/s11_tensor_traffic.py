@@ -26,58 +26,96 @@ class Sent(TorchDispatchMode):
     bytes = 0
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
-        if any(kind is DTensor for kind in types):
+        if DTensor in types:
             return NotImplemented  # it turns into operators on this process's shard, which come here again
         space, name = operator.name().split("::")
         if "c10d" in space and name.startswith(("all", "reduce_")):
-            tensor = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
+            tensor = arguments[0]
+            if isinstance(tensor, list):
+                tensor = tensor[0]
             self.bytes += tensor.nbytes
         return operator(*arguments, **(options or {}))
 
 
-def local(tensor):
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def build(way, hidden):
+    """`way` is "data", "tensor", "sequence", or "unprepared" (the plan without its first line)."""
+    workload.set_seed(0)
+    model = ImageTransformer((1, 28, 28), hidden)
+    if way == "data":
+        return model
+    plan = lesson.make_plan(way == "sequence")
+    if way == "unprepared":
+        del plan["blocks.*.attention"]
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return parallelize_module(model, mesh, plan)
 
 
-def count_kept(model, compute):
-    """Return the bytes that `compute` keeps for the backward pass, without the weights."""
-    weights = {local(value).untyped_storage().data_ptr() for value in model.parameters()}
+def measure(way, hidden, batch):
+    model = build(way, hidden)
+    images, labels = workload.draw_digits(batch, seed=1)[:]
+    with CommDebugMode() as counted, Sent() as sent:
+        loss = cross_entropy(model(images), labels)
+        loss.backward()
+        if way == "data":
+            for weight in model.parameters():
+                dist.all_reduce(weight.grad)
+    return {
+        "way": way,
+        "hidden": hidden,
+        "batch": batch,
+        "loss": loss.item(),
+        "sent": sent.bytes,
+        "kept": count_kept(model, images, labels),
+        "counts": by_module(counted) | by_optimizer(model),
+    }
+
+
+def by_module(counted):
+    """How often each kind of collective ran in each module, in its forward and in its backward pass."""
+    counts = {}
+    for module, passes in counted.comm_module_counts.items():
+        named = {}
+        for which, kinds in passes.items():
+            named[which] = {kind.__name__: number for kind, number in kinds.items()}
+        counts[module.removeprefix("ImageTransformer.")] = named
+    return counts
+
+
+def by_optimizer(model):
+    """The collectives of a step of each optimizer."""
+    counts = {}
+    for kind in (SGD, AdamW):
+        with CommDebugMode() as counted:
+            kind(model.parameters(), lr=0).step()
+        counts[kind.__name__] = counted.get_total_counts()
+    return counts
+
+
+def count_kept(model, images, labels):
+    """The bytes that a forward pass keeps for the backward pass, without the weights."""
     kept = {}
 
     def keep(tensor):
         own = local(tensor)
-        kept[own.untyped_storage().data_ptr()] = own
+        kept[address(own)] = own  # not only its size: if it were freed, another tensor could get its address
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        compute()
-    return sum(own.nbytes for place, own in kept.items() if place not in weights)
+    def give_back(tensor):
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, give_back):
+        cross_entropy(model(images), labels)
+    for weight in model.parameters():
+        kept.pop(address(local(weight)), None)
+    return sum(own.nbytes for own in kept.values())
 
 
-def measure(way, hidden, batch):
-    """`way` is "data", "tensor", "sequence", or "unprepared" (the plan without its first line)."""
-    workload.set_seed(0)
-    model = ImageTransformer((1, 28, 28), hidden)
-    images, labels = workload.draw_digits(batch, seed=1)[:]
-    if way != "data":
-        plan = lesson.make_plan(way == "sequence")
-        if way == "unprepared":
-            del plan["blocks.*.attention"]
-        model = parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
-    with CommDebugMode() as mode, Sent() as sent:
-        loss = cross_entropy(model(images), labels)
-        loss.backward()
-        if way == "data":
-            for value in model.parameters():
-                dist.all_reduce(value.grad)
-    kept = count_kept(model, lambda: cross_entropy(model(images), labels))
-    parameters, counts = sum(value.numel() for value in model.parameters()), {}
-    for kind in (SGD, AdamW):
-        with CommDebugMode() as step:
-            kind(model.parameters(), lr=0).step()
-        counts[kind.__name__] = step.get_total_counts()
-    for module, parts in mode.comm_module_counts.items():
-        named = {part: {kind.__name__: kinds[kind] for kind in kinds} for part, kinds in parts.items()}
-        counts[module.removeprefix("ImageTransformer.")] = named
-    found = {"loss": loss.item(), "sent": sent.bytes, "kept": kept, "parameters": parameters}
-    return found | {"way": way, "hidden": hidden, "batch": batch, "counts": counts}
+def local(tensor):
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    return tensor
+
+
+def address(tensor):
+    """Where its numbers are: a tensor and a view of it have the same address."""
+    return tensor.untyped_storage().data_ptr()
