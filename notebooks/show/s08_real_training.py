@@ -1,12 +1,17 @@
-"""Notebook 08: who does what, batch norm's messages and means, rounding errors, rates, augmentation, luck."""
+"""Notebook 08: who does what, batch norm's messages and means, rounding errors, rates, augmentation, early
+stopping, luck."""
 
+import inspect
 import math
+import textwrap
 
 import matplotlib.pyplot as plt
+from IPython.display import display
 from matplotlib.ticker import PercentFormatter
 
-from show.pictures import GREEN, GREY, INK, RANKS, RED, SKY, arrow, box, canvas, picture
+from show.pictures import BLUE, DARK, GREEN, GREY, INK, RANKS, RED, SKY, arrow, box, canvas, picture, tile
 from show.rank_inks import GREEN_INK, INK_OF_RANK, RED_INK
+from show.text import Source
 
 COLUMNS = ((0, 0.1), (1, 9.9))  # the two processes, and where the column of each begins
 
@@ -85,6 +90,63 @@ def draw_messages():
         "variance of the whole batch. Backward: each process has the gradients of the mean and the variance "
         "from its own images, and a second all-reduce adds them up over the whole batch."
     )
+
+
+def show_lines(function, first, last):
+    """Show some lines of a function. `first` and `last` are the beginnings of the first and the last one."""
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    begin = line_that_begins(lines, first)
+    end = begin + line_that_begins(lines[begin:], last)
+    part = textwrap.dedent("\n".join(lines[begin : end + 1]))
+    display(Source(part), metadata={"rungs": "source"})
+
+
+def line_that_begins(lines, words):
+    for number, line in enumerate(lines):
+        if line.strip().startswith(words):
+            return number
+    raise ValueError(f"no line begins with {words!r}")
+
+
+def draw_rows(statistics):
+    """The tensor `rows` of SyncBatchNorm before and after the all-reduce: a (mean, variance) of each rank."""
+    axes = canvas(5, 4.8, across=20, down=21)
+    for left, title in ((3, "before: its own row"), (13.8, "after: all rows")):
+        axes.text(left + 2.6, 20.4, title, weight="bold", size=10, ha="center", va="center")
+        axes.text(left + 1.3, 19.3, "mean", size=9, ha="center", va="center")
+        axes.text(left + 3.9, 19.3, "variance", size=9, ha="center", va="center")
+    for rank in range(4):
+        top = 18.6 - 4.8 * rank
+        axes.text(0, top - 2, f"rank {rank}", size=10, weight="bold", va="center", color=INK_OF_RANK[rank])
+        for row in range(4):
+            own = (0, 0)
+            if row == rank:
+                own = statistics[row]
+            draw_row(axes, 3, top - row, row, own)
+            draw_row(axes, 13.8, top - row, row, statistics[row])
+        arrow(axes, (8.4, top - 2), (9.4, top - 2), colour=RED)
+        arrow(axes, (12.4, top - 2), (13.6, top - 2), colour=RED)
+    box(axes, 9.5, 0.2, 2.8, 18.4, "all-\nreduce:\n\nthe sum", colour=RED)
+    said = []
+    for rank, (mean, variance) in enumerate(statistics):
+        said.append(f"rank {rank} {mean:.1f} and {variance:.0f}")
+    picture(
+        "The tensor `rows` on four ranks. Before the all-reduce, each rank has the mean and the variance of "
+        f"its own images in its own row and zeros in the other rows: {', '.join(said)}. After the "
+        "all-reduce, which adds up the tensors, every rank has all four rows."
+    )
+
+
+def draw_row(axes, left, top, rank, numbers):
+    """A row of two numbers: in the colour of the rank that computed it, or empty if it is zero."""
+    fill, ink = tile(RANKS[rank], 0.45), DARK
+    words = [f"{numbers[0]:.1f}", f"{numbers[1]:.0f}"]
+    if numbers == (0, 0):
+        fill, ink, words = "none", INK, ["0", "0"]
+    for column, word in enumerate(words):
+        corner = left + 2.6 * column, top - 1
+        axes.add_patch(plt.Rectangle(corner, 2.6, 1, facecolor=fill, edgecolor=GREY, lw=0.8))
+        axes.text(corner[0] + 1.3, top - 0.52, word, ha="center", va="center", size=9, color=ink)
 
 
 def draw_means(alone, together, whole_mean):
@@ -185,6 +247,33 @@ def draw_image_3(rows):
     picture(
         "Image 3 as a run on one process sees it, and a run on two. If each image has its own seed, both see "
         "the same; if the numbers come in the order of requests, the two are shifted and turned differently."
+    )
+
+
+def draw_stopping(curve, best, patience, epochs):
+    """The accuracy on the validation images after each epoch: the best epoch, and how the run ended."""
+    _, axes = plt.subplots(figsize=(5, 3.2))
+    accuracies = [100 * row["accuracy"] for row in curve]
+    last = len(curve)
+    highest = accuracies[best - 1]
+    axes.axvspan(best, last, color=RED, alpha=0.15, lw=0)
+    axes.plot(range(1, last + 1), accuracies, "o-", color=BLUE, lw=2, ms=4)
+    axes.plot(best, highest, "o", color=GREEN, ms=9)
+    axes.text(best - 0.5, highest + 1.5, f"best: epoch {best}", color=GREEN_INK, ha="right", va="bottom")
+    axes.text((best + last) / 2, 8, f"{last - best} epochs,\nno new best", color=RED_INK, ha="center")
+    axes.axvspan(last, epochs, color=GREY, alpha=0.12, lw=0)
+    axes.text((last + epochs) / 2, 45, "not\ntrained", ha="center", va="center")
+    axes.set(
+        xlabel="epoch", ylabel="right validation images", title=f"--epochs {epochs} --patience {patience}"
+    )
+    axes.set(xlim=(0.5, epochs + 0.5), ylim=(0, 108))
+    axes.set_yticks(range(0, 101, 20))
+    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    picture(
+        f"The accuracy on the validation images after each epoch of a run. It is highest after epoch {best}, "
+        f"{highest:.1f}%. The next {last - best} epochs bring no new best, so the run stops after epoch "
+        f"{last} of {epochs}, with a patience of {patience}."
     )
 
 

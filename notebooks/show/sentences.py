@@ -165,19 +165,31 @@ SENTENCES = {
         "number of forward passes. With 501 and 500 images in batches of 500, one process would run two "
         "passes and the other only one, and the run would hang. So each process splits its images into as "
         "many batches as the largest shard needs.",
-        "+ with torch.device": "The model is built on `meta`, where it needs no memory, and `shard` "
-        "replaces the DDP wrapper. If there is a checkpoint, the newest one is loaded, and the loop starts "
-        "after its epoch.",
+        "- model = workload": "No process builds the whole model any more, and the DDP wrapper goes.",
+        "+ with torch.device": "Instead, the model is built on `meta`, where it needs no memory, and the "
+        "function `shard`, which follows below, shards it.",
+        "+ checkpoints = Checkpoints": "If there is a checkpoint, `load_newest` loads the newest one and "
+        "returns its epoch, and the loop starts after this epoch.",
         "correct = workload.count_correct": "There is no wrapper to unpack: `fully_shard` has changed "
         "the model in place.",
         "checkpoints.save(epoch)": "After each epoch, a thread writes a checkpoint while the next epoch "
         "trains.",
+        "- if rank == 0": "Under DDP, rank 0 had all weights and could save them alone. Now it cannot.",
+        "+ checkpoints.wait": "`wait` returns when the thread has written the last checkpoint. Then each "
+        "process reports how many bytes it holds.",
         "+ # Gathering is a collective": "At the end all processes gather the full weights, and rank 0 "
         "writes them.",
-        "+ def shard": "These are the options of `fully_shard`. The mesh says over which processes to "
-        "shard, here over all processes, on the device that was picked.",
-        "+ if arguments.offload": "One layer after the other is initialized in full and then sharded. "
-        "The root comes last.",
+        "+ def shard": "With `--checkpoint-activations`, the backward pass computes activations again "
+        "instead of keeping them.",
+        "+ dtype = torch.bfloat16": "These are the options of `fully_shard`. The mesh says over which "
+        "processes to shard, here over all processes, on the device that was picked. The policy says in "
+        "which precision a layer computes (`param_dtype`) and in which precision gradients are averaged "
+        "(`reduce_dtype`).",
+        "+ if arguments.offload": "With `--offload`, the shards stay in the memory of the CPU.",
+        "+ for layer in model": "One layer after the other gets memory (`to_empty`), is initialized in full "
+        "(`reset_parameters`) and is then sharded.",
+        "+ # The root comes last": "The last call is for the root, which is the whole model. The weights are "
+        "already sharded, layer by layer, and the policy makes the whole model return 32-bit numbers.",
         "+ def report_memory": "`report_memory` adds up the bytes that this process holds (`to_local`).",
         "+ line = (": "Rank 0 prints the lines of all ranks.",
         "--precision": "You can try these options. The notebook explains what they do.",
@@ -217,8 +229,14 @@ SENTENCES = {
         "+     ColwiseParallel": "PyTorch has two ways to shard a matrix, and a function that applies them.",
         "ImageTransformer": "The model is a transformer with four heads, and each process gets some of the "
         "heads.",
-        "num_replicas=1": "All processes read the same images.",
-        "+ test_loader": "Each process builds the whole model, and `parallelize_module` shards it.",
+        "num_replicas=1": "As before, all processes use the same seed. A comment now says why they must.",
+        "- sampler = DistributedSampler": "All processes train on the same images: the sampler no longer "
+        "gives each process a share of a batch, but gives every process the whole batch.",
+        "- # A DistributedSampler may": "All processes also evaluate the same images.",
+        "- model = workload": "Each process builds the whole model, and `parallelize_module` shards it over "
+        "a mesh of all processes.",
+        "+ images, labels": "Before the training begins, the function `count_collectives`, which follows "
+        "below, counts the collectives of one step.",
         "+ # Not foreach": "The optimizer updates parameters one by one, because only some of them are "
         "sharded.",
         "of all images already": "All processes compute the same loss. Adding the losses up would count each "
