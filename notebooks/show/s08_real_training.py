@@ -266,7 +266,7 @@ def draw_stopping(curve, best, patience, epochs):
     axes.set(
         xlabel="epoch", ylabel="right validation images", title=f"--epochs {epochs} --patience {patience}"
     )
-    axes.set(xlim=(0.5, epochs + 0.5), ylim=(0, 108))
+    axes.set(xlim=(0.5, epochs + 0.5), ylim=(0, 112))
     axes.set_yticks(range(0, 101, 20))
     axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
     axes.xaxis.get_major_locator().set_params(integer=True)
