@@ -5,7 +5,7 @@ import ast
 import matplotlib.pyplot as plt
 import torch
 
-from show.pictures import GREEN, GREY, INK, RANKS, RED, SKY, picture
+from show.pictures import GREEN, GREY, INK, RED, SKY, picture
 
 
 def diary(path):
@@ -118,26 +118,4 @@ def draw_loss(whole, before, after, same_bytes):
         f"The loss of each of {len(whole)} steps. A run is killed after step {killed} and resumes from the "
         f"snapshot of step {saved}, so it takes {len(again)} steps twice, with the same losses. Its thin "
         f"curve lies exactly on the thick curve of an uninterrupted run. {ends}"
-    )
-
-
-def draw_stop(diaries, told_at):
-    """The last steps of each process, before and after one of them is told to stop."""
-    _, axes = plt.subplots(figsize=(5, 3))
-    for rank, steps in enumerate(diaries):
-        numbers, times = columns(steps[-7:], 0, 1)
-        since = [when - told_at for when in times]
-        axes.plot(since, numbers, "o-", color=RANKS[rank], ms=9 - 4 * rank, label=f"process {rank}")
-    end = diaries[0][-1][0]
-    axes.axvline(0, color=RED, ls="--", lw=1.2, label="SIGTERM to process 1")
-    axes.axhline(end, color=GREY, lw=1)
-    axes.set(xlabel="seconds since the signal", ylabel="step of the run")
-    axes.set_title("Both processes stop after the same step")
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.legend(loc="upper left")
-    _, times = columns(diaries[1], 0, 1)
-    more = sum(when > told_at for when in times)
-    picture(
-        f"The last steps of both processes. Process 1 gets SIGTERM. Both processes finish {more} more steps "
-        f"and stop after step {end}."
     )

@@ -27,14 +27,17 @@ def scatter(images, devices):
 
 
 def replicate(model, devices):
-    return [copy_of(model, first=number == 0) for number in range(len(devices))]
+    copies = [copy_of(model, first=False) for _ in devices[1:]]
+    return [copy_of(model, first=True), *copies]
 
 
 def copy_of(module, first):
     """A replica. Its tensors are computed from the model's parameters, so backward() reaches the model. As in
     PyTorch, the first replica is no copy: it shares the model's memory."""
     replica = copy.copy(module)
-    replica._parameters, replica._buffers, replica._modules = {}, {}, {}
+    replica._parameters = {}
+    replica._buffers = {}
+    replica._modules = {}
     for name, tensor in module.named_parameters(recurse=False):
         setattr(replica, name, tensor.view_as(tensor) if first else tensor.clone())
     for name, tensor in module.named_buffers(recurse=False):
@@ -52,8 +55,7 @@ def parallel_apply(replicas, parts, devices):
         return replica(part)
 
     with ThreadPoolExecutor(len(replicas)) as threads:
-        running = [threads.submit(forward, *pair) for pair in zip(replicas, parts, strict=True)]
-        return [one.result() for one in running]
+        return list(threads.map(forward, replicas, parts))
 
 
 def gather(outputs, device):
@@ -63,7 +65,8 @@ def gather(outputs, device):
 class DataParallel(nn.Module):
     def __init__(self, module, devices):
         super().__init__()
-        self.module, self.devices = module, devices
+        self.module = module
+        self.devices = devices
 
     def forward(self, images):
         parts = scatter(images, self.devices)
@@ -103,13 +106,18 @@ def watch(model, replicas, bars, threads):
 def take_apart(parallel, devices, model, optimizer, images, labels):
     """One step with the functions of `parallel`: this module, or torch.nn.parallel. Returns the bars of the
     timeline, the replicas, and the thread that ran each replica's backward pass."""
-    bars = {"main thread": []} | {f"replica {number}": [] for number in range(len(devices))}
-    replicas, threads, clock = [], {}, now(*devices)
+    bars = {"main thread": []}
+    for number in range(len(devices)):
+        bars[f"replica {number}"] = []
+    replicas = []
+    threads = {}
+    clock = now(*devices)
     hooks = watch(model, replicas, bars, threads)
 
     def done(part):
         nonlocal clock
-        since, clock = clock, now(*devices)
+        since = clock
+        clock = now(*devices)
         bars["main thread"].append((since, clock, part))
 
     parts = parallel.scatter(images, devices)
@@ -137,20 +145,22 @@ def length(bars):
 def draw_step(bars):
     """A row for each thread. The main thread only waits during forward, so its row leaves forward out."""
     start = bars["main thread"][0][0]
-    rows = {
-        name: [
-            (1000 * (begin - start), 1000 * (end - start), part)
-            for begin, end, part in found
-            if (name, part) != ("main thread", "forward")
-        ]
-        for name, found in bars.items()
-    }
+    rows = {}
+    for name, found in bars.items():
+        rows[name] = []
+        for begin, end, part in found:
+            if (name, part) != ("main thread", "forward"):
+                rows[name].append((1000 * (begin - start), 1000 * (end - start), part))
     _, axes = plt.subplots(figsize=(4.4, 1.6 + 0.4 * len(rows)))
     timeline(axes, rows, COLOURS, "milliseconds since the step began")
-    handles, names = axes.get_legend().legend_handles, [text.get_text() for text in axes.get_legend().texts]
+    handles = axes.get_legend().legend_handles
+    names = [text.get_text() for text in axes.get_legend().texts]
     axes.get_legend().remove()
     axes.legend(handles, names, loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=3)
-    words = ", ".join(f"{part} {1000 * (end - begin):.1f} ms" for begin, end, part in bars["main thread"])
+    said = []
+    for begin, end, part in bars["main thread"]:
+        said.append(f"{part} {1000 * (end - begin):.1f} ms")
     picture(
-        f"One step of {1000 * length(bars):.1f} ms: {words}. Several threads have work only during forward."
+        f"One step of {1000 * length(bars):.1f} ms: {', '.join(said)}. "
+        "Several threads have work only during forward."
     )

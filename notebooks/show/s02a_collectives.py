@@ -23,18 +23,25 @@ class Ranks:
     """Real processes, one per rank. The first line starts them, and so does the line after an error."""
 
     def __init__(self, world_size=4, limit=5):
-        self.world_size, self.limit, self.running = world_size, limit, []
+        self.world_size = world_size
+        self.limit = limit
+        self.running = []
         self.lines = {}  # {name of the picture: line}
 
     def start(self):
         self.folder = tempfile.TemporaryDirectory()
         store = Path(self.folder.name) / "store"
         for rank in range(self.world_size):
-            names = {"RANK": rank, "WORLD_SIZE": self.world_size, "STORE": store, "LIMIT": self.limit}
-            names |= {"OMP_NUM_THREADS": 1, "PYTHONPATH": python_path(RANK_SCRIPTS)}
-            names = {name: str(value) for name, value in names.items()}
+            environment = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.world_size),
+                "STORE": str(store),
+                "LIMIT": str(self.limit),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": python_path(RANK_SCRIPTS),
+            }
             words = [sys.executable, str(Path(__file__).with_name("s02a_rank.py"))]
-            self.running.append(Running(words, names, stdin=subprocess.PIPE))
+            self.running.append(Running(words, environment, stdin=subprocess.PIPE))
         for rank in range(self.world_size):
             self.hear(rank, "ready")
         self.tell("begin")
@@ -60,8 +67,13 @@ class Ranks:
             self.start()
         request = {"line": line, "before": before, "after": after, "late": late}
         self.tell(json.dumps(request | {"seconds": seconds, "size": size}))
-        answers = [json.loads(self.hear(rank, "{")) for rank in range(self.world_size)]
-        errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(answers) if "error" in one]
+        answers = []
+        errors = []
+        for rank in range(self.world_size):
+            answer = json.loads(self.hear(rank, "{"))
+            answers.append(answer)
+            if "error" in answer:
+                errors.append(f"rank {rank}: {answer['error']}")
         if errors:
             self.close()  # a rank that is still in a collective would answer the next line
             raise RuntimeError("\n".join(errors))
@@ -71,18 +83,18 @@ class Ranks:
         """Let all ranks run the line, draw what they hold before and after, and return the latter."""
         self.lines[name] = line
         answers = self.run(line, before, after)
-        held = [[one[when] for one in answers] for when in ("before", "after")]
-        picture(f"{name}. {describe(*held)}", draw_held(*held))
-        return held[1]
+        held_before = [one["before"] for one in answers]
+        held_after = [one["after"] for one in answers]
+        picture(f"{name}. {describe(held_before, held_after)}", draw_held(held_before, held_after))
+        return held_after
 
     def picture_of_time(self, name, line, late):
         """Let all ranks run the line, one of them late. Draw and return how long each was in the line."""
         self.lines[name] = line
         waited = self.wait(line, late)
-        words = ", ".join(f"rank {rank} {seconds:.1f} s" for rank, seconds in enumerate(waited))
-        picture(
-            f"{name}. Rank {late} is half a second late. Time in the line: {words}", draw_time(waited, late)
-        )
+        said = [f"rank {rank} {seconds:.1f} s" for rank, seconds in enumerate(waited)]
+        alt = f"{name}. Rank {late} is half a second late. Time in the line: {', '.join(said)}"
+        picture(alt, draw_time(waited, late))
         return waited
 
     def wait(self, line, late):
@@ -92,8 +104,13 @@ class Ranks:
     def count(self, line, size=65_536):
         """(sent, received) of each rank, in K, the size of `tensor`; None if the system has no counters."""
         whole = torch.float32.itemsize * size * self.world_size
-        moved = [one["moved"] for one in self.run(line, "None", "None", size=size)]
-        return None if None in moved else [[count / whole for count in counts] for counts in moved]
+        moved = []
+        for answer in self.run(line, "None", "None", size=size):
+            if answer["moved"] is None:
+                return None
+            sent, received = answer["moved"]
+            moved.append([sent / whole, received / whole])
+        return moved
 
     def close(self):
         for one in self.running:
@@ -110,7 +127,9 @@ def place(column, rank):
     """(row, number) of each chunk that a rank holds. A single chunk is in the row of its rank."""
     if column is None:
         return []
-    return [(rank, column[0])] if len(column) == 1 else list(enumerate(column))
+    if len(column) == 1:
+        return [(rank, column[0])]
+    return list(enumerate(column))
 
 
 def draw_held(before, after):
@@ -133,12 +152,13 @@ def draw_held(before, after):
 
 
 def draw_chunk(axes, rank, row, number, world_size):
-    digits = [int(digit) for digit in str(number) if digit != "0"]
+    digits = str(number).replace("0", "")
     edge = {"edgecolor": GREY, "lw": 0.8, "ls": ":"}
     face = "none"
     if digits:  # the digit says which chunk it is, the number of digits how many were added up
         strength = 0.3 + 0.45 * (len(digits) - 1) / (world_size - 1)
-        face, edge = tile(RANKS[digits[0] - 1], strength), {"lw": 0}
+        face = tile(RANKS[int(digits[0]) - 1], strength)
+        edge = {"lw": 0}
     axes.add_patch(plt.Rectangle((rank - 0.46, row - 0.42), 0.92, 0.84, facecolor=face, **edge))
     weight = "bold" if len(digits) == world_size else "normal"
     axes.text(rank, row, number or "", ha="center", va="center", size=8.5, weight=weight, color=DARK)
@@ -148,10 +168,10 @@ def describe(before, after):
     """The alt text of the picture."""
     words = []
     for when, columns in (("before", before), ("after", after)):
-        held = [
-            f"rank {rank} {' '.join(map(str, column)) if column else 'nothing'}"
-            for rank, column in enumerate(columns)
-        ]
+        held = []
+        for rank, column in enumerate(columns):
+            chunks = " ".join(map(str, column)) if column else "nothing"
+            held.append(f"rank {rank} {chunks}")
         words.append(f"{when}: {', '.join(held)}")
     return "What each rank holds " + "; ".join(words)
 
@@ -167,7 +187,8 @@ def draw_time(waited, late, seconds=0.5):
         axes.barh(rank, length, left=start, height=0.6, color=WAIT)
         if rank != late:
             axes.text(length / 2, rank, "waits", ha="center", va="center", size=9, color=DARK)
-    axes.set_yticks(range(len(waited)), [f"rank {rank}" for rank in range(len(waited))], size=9)
+    names = [f"rank {rank}" for rank in range(len(waited))]
+    axes.set_yticks(range(len(waited)), names, size=9)
     axes.invert_yaxis()
     axes.tick_params(axis="x", labelsize=9)
     axes.set_xlabel("seconds", size=9, labelpad=1)
@@ -205,9 +226,9 @@ def who_waits(seconds):
 
 
 def picture_of_waits(waits):
-    words = [
-        f"{name}: {' and '.join(map(str, who_waits(seconds))) or 'nobody'} for rank {late}"
-        for name, panels in waits.items()
-        for late, seconds in panels.items()
-    ]
+    words = []
+    for name, panels in waits.items():
+        for late, seconds in panels.items():
+            waiting = " and ".join(map(str, who_waits(seconds))) or "nobody"
+            words.append(f"{name}: {waiting} for rank {late}")
     picture("Which ranks wait. " + "; ".join(words), draw_waits(waits))

@@ -21,8 +21,11 @@ if not hasattr(dist, "all_gather_single"):  # older releases have other names
 
 def make_tensors(rank, world_size, size):
     """The names that a line can use. Chunk c of rank r is (c + 1) * 10**r, so a sum shows its chunks."""
-    full = [torch.full((size,), float((number + 1) * 10**rank)) for number in range(world_size)]
-    tensor, empty_tensor = torch.cat(full), torch.zeros(world_size * size)
+    full = []
+    for number in range(world_size):
+        full.append(torch.full((size,), float((number + 1) * 10**rank)))
+    tensor = torch.cat(full)
+    empty_tensor = torch.zeros(world_size * size)
     return {
         "rank": rank,
         "dist": dist,
@@ -38,7 +41,9 @@ def make_tensors(rank, world_size, size):
 def read_numbers(expression, names, size):
     """The first number of each chunk, or None if this rank has nothing to show."""
     value = eval(expression, names)
-    return None if value is None else [int(number) for number in value[::size]]
+    if value is None:
+        return None
+    return [int(number) for number in value[::size]]
 
 
 def answer(request, rank, world_size):
@@ -53,17 +58,22 @@ def answer(request, rank, world_size):
     exec(request["line"], names)
     waited = time.perf_counter() - start
     dist.barrier()
-    moved = counted and [new - old for new, old in zip(count_bytes(), counted, strict=True)]
+    moved = None
+    if counted:
+        sent, received = count_bytes()
+        moved = [sent - counted[0], received - counted[1]]
     after = read_numbers(request["after"], names, size)
     return {"before": before, "after": after, "waited": waited, "moved": moved}
 
 
 def main():
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
     print("ready", flush=True)  # importing torch may take longer than the limit below
     sys.stdin.readline()
-    limit, meet = timedelta(seconds=float(os.environ["LIMIT"])), f"file://{os.environ['STORE']}"
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=limit)
+    limit = timedelta(seconds=float(os.environ["LIMIT"]))
+    store = f"file://{os.environ['STORE']}"
+    dist.init_process_group("gloo", store, limit, rank=rank, world_size=world_size)
     for line in sys.stdin:
         try:
             report = answer(json.loads(line), rank, world_size)

@@ -19,7 +19,8 @@ def draw_owners(owners):
             axes.text(image, epoch, rank, ha="center", va="center", size=10, color=DARK)
         axes.set(xlim=(-0.5, images - 0.5), ylim=(epochs - 0.5, -0.5), title=title, xlabel="image")
         axes.set_xticks(range(0, images, 5))
-        axes.set_yticks(range(epochs), [f"epoch {epoch}" for epoch in range(epochs)])
+        names = [f"epoch {epoch}" for epoch in range(epochs)]
+        axes.set_yticks(range(epochs), names)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         counts = " and ".join(map(str, np.bincount(owner[0])))
@@ -30,7 +31,7 @@ def draw_owners(owners):
 
 def draw_gradients(gradients):
     """Gradients of the first layer side by side: {title: array of [filter, weight]}."""
-    limit = max(np.abs(gradient).max() for gradient in gradients.values())
+    limit = np.abs(list(gradients.values())).max()
     _, grid = plt.subplots(3, 2, figsize=(3.8, 4.6))
     for axes, (title, gradient) in zip(grid.flat, gradients.items(), strict=False):
         colours = np.where(gradient[..., None] > 0, to_rgba(ORANGE), to_rgba(BLUE))

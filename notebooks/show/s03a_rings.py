@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy
 
 from show.pictures import BLUE, DARK, INK, RANKS, RED, arrow, picture, tile
 
@@ -18,32 +19,44 @@ def play(world_size, steps, chunks=None):
     """Which ranks have been added up in which chunk of which process: at the start, and after each step. A
     step is a list of moves: (from rank, to rank, chunk, "add" or "replace"). There is one chunk per process
     unless `chunks` says otherwise."""
-    holds = [[{rank} for _ in range(chunks or world_size)] for rank in range(world_size)]
+    chunks = chunks or world_size
+    holds = [[{rank}] * chunks for rank in range(world_size)]
     states = [holds]
     for moves in steps:
-        before, holds = holds, [list(column) for column in holds]
+        before = holds
+        holds = list(map(list, before))
         for source, target, chunk, kind in moves:
             moved = before[source][chunk]
-            assert kind == "replace" or not moved & before[target][chunk], "counted twice"
-            holds[target][chunk] = moved if kind == "replace" else moved | before[target][chunk]
+            there = before[target][chunk]
+            if kind == "replace":
+                holds[target][chunk] = moved
+            else:
+                assert not moved & there, "counted twice"
+                holds[target][chunk] = moved | there
         states.append(holds)
-    assert all(len(cell) == world_size for column in holds for cell in column), "not everyone has the sum"
+    for column in holds:
+        for added in column:
+            assert len(added) == world_size, "not everyone has the sum"
     return states
 
 
 def all_gather(world_size):
     """The steps of a ring's second half. They are here, not in the notebook: the exercise asks for them."""
-    ranks, steps = range(world_size), []
-    complete = [(rank + 1) % world_size for rank in ranks]  # the chunk that the first half completes
-    for _ in range(world_size - 1):
-        steps.append([(rank, (rank + 1) % world_size, complete[rank], "replace") for rank in ranks])
-        complete = [complete[rank - 1] for rank in ranks]
+    steps = []
+    for number in range(world_size - 1):
+        moves = []
+        for rank in range(world_size):
+            right = (rank + 1) % world_size
+            chunk = (rank + 1 - number) % world_size  # first the chunk that the first half has completed
+            moves.append((rank, right, chunk, "replace"))
+        steps.append(moves)
     return steps
 
 
 def draw(world_size, steps, names):
     """A panel for each step: the first half of the steps on the left, the second on the right."""
-    states, half = play(world_size, steps), world_size - 1
+    states = play(world_size, steps)
+    half = world_size - 1
     size = (4.2, 0.6 + (0.45 + 0.24 * world_size) * world_size)
     figure, grid = plt.subplots(world_size, 2, figsize=size, squeeze=False, layout="constrained")
     figure.suptitle(f"{world_size} processes", size=11, weight="bold")
@@ -80,17 +93,22 @@ def draw_ring(world_size, steps):
 def panel(axes, holds, moves, title):
     """What each process holds, with a frame around what has just arrived."""
     world_size = len(holds)
-    arrived = {(target, chunk) for _, target, chunk, _ in moves}
+    arrived = set()
+    pairs = set()
+    for source, target, chunk, _ in moves:
+        arrived.add((target, chunk))
+        pairs.add((source, target))
     for rank, column in enumerate(holds):
         for chunk, added in enumerate(column):
             done = len(added) == world_size
             face = tile(RANKS[chunk], 0.15 + 0.45 * (len(added) - 1) / (world_size - 1))
             frame = {"edgecolor": INK, "lw": 1.6} if (rank, chunk) in arrived else {"lw": 0}
             axes.add_patch(plt.Rectangle((rank - 0.36, chunk - 0.4), 0.72, 0.8, facecolor=face, **frame))
-            text, weight = ("Σ", "bold") if done else ("".join(map(str, sorted(added))), "normal")
+            text = "Σ" if done else "".join(map(str, sorted(added)))
+            weight = "bold" if done else "normal"
             axes.text(rank, chunk, text, ha="center", va="center", size=9, weight=weight, color=DARK)
-    if len({move[:2] for move in moves}) == 1:  # one sends to one other: an arrow above the columns
-        source, target = moves[0][:2]
+    if len(pairs) == 1:  # one sends to one other: an arrow above the columns
+        ((source, target),) = pairs
         arrow(axes, (source, -0.5), (target, -0.5), bend=-0.2 if target > source else 0.2)
     else:  # each process sends to the right, and the last one to the first
         for source, target, chunk, _ in moves:
@@ -106,9 +124,9 @@ def panel(axes, holds, moves, title):
 def draw_through(counted):
     """Bytes through the server and through each process of the ring: {world size: (server, ring)}, in K."""
     _, axes = plt.subplots(figsize=(4.2, 3.2))
-    sizes = range(2, 9)
-    axes.plot(sizes, [2 * (n - 1) for n in sizes], color=RED, label="the server")
-    axes.plot(sizes, [4 * (n - 1) / n for n in sizes], color=BLUE, label="each process of the ring")
+    sizes = numpy.arange(2, 9)
+    axes.plot(sizes, 2 * (sizes - 1), color=RED, label="the server")
+    axes.plot(sizes, 4 * (sizes - 1) / sizes, color=BLUE, label="each process of the ring")
     for world_size, (server, ring) in counted.items():
         axes.plot(world_size, server, "s", color=RED, ms=9, mfc="none", mew=2)
         axes.plot(world_size, ring, "o", color=BLUE, ms=6)
@@ -137,8 +155,9 @@ def draw_wires(shares):
                     axes.text(target, source, words, ha="center", va="center", color=DARK)
         axes.set(xlim=(-0.5, len(share) - 0.5), ylim=(len(share) - 0.5, -0.5), title=way)
         axes.set(xlabel="to rank", ylabel="from rank", xticks=ranks, yticks=ranks)
-        axes.set_xticks([rank + 0.5 for rank in ranks[:-1]], minor=True)
-        axes.set_yticks([rank + 0.5 for rank in ranks[:-1]], minor=True)
+        between = numpy.arange(len(share) - 1) + 0.5
+        axes.set_xticks(between, minor=True)
+        axes.set_yticks(between, minor=True)
         axes.grid(which="minor", lw=0.4)
         axes.tick_params(which="both", length=0)
 
@@ -148,24 +167,26 @@ def picture_of_wires(shares):
     draw_wires({way: share.tolist() for way, share in shares.items()})
     words = []
     for way, share in shares.items():
-        ranks = range(len(share))
-        sent = [
-            f"{source} to {target} {share[source][target]:.2f} K"
-            for source in ranks
-            for target in ranks
-            if share[source][target] > 0.005
-        ]
+        sent = []
+        for source, row in enumerate(share.tolist()):
+            for target, part in enumerate(row):
+                if part > 0.005:
+                    sent.append(f"{source} to {target} {part:.2f} K")
         words.append(f"{way}: {', '.join(sent)}")
     picture(f"How much each rank has sent to each other rank. {'; '.join(words)}.")
 
 
 def medians(race):
     """The median seconds of each way for each size in bytes, from what race.py measured."""
-    return {
-        way: {int(size): statistics.median_high(found["seconds"]) for size, found in sizes.items()}
-        for way, sizes in race.items()
-    }
+    medians_of = {}
+    for way, sizes in race.items():
+        medians_of[way] = {}
+        for size, found in sizes.items():
+            medians_of[way][int(size)] = statistics.median_high(found["seconds"])
+    return medians_of
 
 
 def in_words(size):
-    return f"{size // 2**20} MiB" if size >= 2**20 else f"{size // 2**10} KiB"
+    if size >= 2**20:
+        return f"{size // 2**20} MiB"
+    return f"{size // 2**10} KiB"

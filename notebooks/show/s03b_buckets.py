@@ -31,11 +31,13 @@ def draw_bucket(axes, left, bottom, gradients, room, does):
     """A place for each gradient that the bucket has room for, filled if the gradient is there."""
     hatch = HATCHES.get(STATES[does])
     for place in range(room):
-        corner, middle = (left + 2.6 * place, bottom), (left + 2.6 * place + 1.2, bottom + 0.9)
+        corner = (left + 2.6 * place, bottom)
+        middle = (left + 2.6 * place + 1.2, bottom + 0.9)
         if place >= len(gradients):
             axes.add_patch(plt.Rectangle(corner, 2.4, 1.8, facecolor="none", edgecolor=INK, ls=":"))
             continue
-        ground, edge = tile(STATES[does], 0.45), STATES[does]
+        ground = tile(STATES[does], 0.45)
+        edge = STATES[does]
         axes.add_patch(plt.Rectangle(corner, 2.4, 1.8, facecolor=ground, edgecolor=edge, hatch=hatch))
         behind = {"facecolor": ground, "edgecolor": "none", "pad": 1}  # no hatch behind the number
         axes.text(*middle, gradients[place], ha="center", va="center", color=DARK, bbox=behind)
@@ -54,7 +56,8 @@ def draw_filling(room=3, layers=6, moments=(2, 3, 5, 6, 7)):
         axes.text(0, bottom + 0.9, when, va="center", size=10)
         states = []
         for bucket, (inside, does) in enumerate(filling(room, layers, done)):
-            left, last = 7 + 9 * bucket, layers - room * bucket
+            left = 7 + 9 * bucket
+            last = layers - room * bucket
             draw_bucket(axes, left, bottom, range(last, last - inside, -1), room, does)
             words = {"waits": f"waits for {room - inside} more", "sent": "full: it is sent"}.get(does, does)
             words = words if inside else "empty"

@@ -13,8 +13,12 @@ FORWARD, BACKWARD, MESSAGE, LAYER = 1, 2, 0.8, 1.3  # time for a layer; for any 
 
 def imagine(layers_a_bucket, layers=6):
     """The bars of a step: what is computed, and what is sent."""
-    computes = [(layer * FORWARD, (layer + 1) * FORWARD, "forward") for layer in range(layers)]
-    sends, now, link_free = [], layers * FORWARD, 0
+    computes = []
+    for layer in range(layers):
+        computes.append((layer * FORWARD, (layer + 1) * FORWARD, "forward"))
+    sends = []
+    now = layers * FORWARD
+    link_free = 0
     for layer in range(1, layers + 1):
         computes.append((now, now + BACKWARD, "backward"))
         now += BACKWARD
@@ -37,7 +41,8 @@ def draw_imagined(sizes):
         for bucket, (begin, end, _) in enumerate(rows["sends"]):
             axes.text((begin + end) / 2, -1.55, bucket, ha="center", va="center", size=9, weight="bold")
         axes.set_ylim(-1.85, 0.6)
-        title = f"{number} layer{'s' * (number > 1)} a bucket: {len(rows['sends'])} all_reduce"
+        layers = "1 layer" if number == 1 else f"{number} layers"
+        title = f"{layers} a bucket: {len(rows['sends'])} all_reduce"
         axes.set_title(title, pad=26 if axes is panels[0] else 6)  # room for the legend
         axes.get_legend().set_visible(axes is panels[0])
     legend_above(panels[0], -0.2)
@@ -63,11 +68,12 @@ def legend_above(axes, left):
 def read_trace(running):
     """All bars of a trace: begin and end in milliseconds of the machine's clock, name, thread."""
     trace = json.loads(running.where.with_suffix(".trace").read_text())
-    return sorted(
-        (event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000, event["name"], event["tid"])
-        for event in trace["traceEvents"]
-        if event.get("ph") == "X"
-    )
+    found = []
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X":
+            end = event["ts"] + event["dur"]
+            found.append((event["ts"] / 1000, end / 1000, event["name"], event["tid"]))
+    return sorted(found)
 
 
 def kind_of(name):
@@ -93,17 +99,26 @@ def steps_of(trace, setting):
 
 def read_steps(ranks):
     """The steps of each setting, by rank, from the traces of all ranks. Each rank returned the settings."""
-    traces = [read_trace(running) for running in ranks]
-    return {setting: [steps_of(trace, setting) for trace in traces] for setting in ranks[0].result}
+    traces = list(map(read_trace, ranks))
+    steps = {}
+    for setting in ranks[0].result:
+        steps[setting] = [steps_of(trace, setting) for trace in traces]
+    return steps
 
 
 def bars(step, *kinds):
-    return [bar for row in step["threads"].values() for bar in row if bar[2] in kinds]
+    found = []
+    for row in step["threads"].values():
+        for bar in row:
+            if bar[2] in kinds:
+                found.append(bar)
+    return found
 
 
 def covered(bars):
     """The time under these bars, each moment counted once."""
-    total, until = 0.0, float("-inf")
+    total = 0.0
+    until = float("-inf")
     for begin, end, _ in sorted(bars):
         total += max(0.0, end - max(begin, until))
         until = max(until, end)
@@ -112,14 +127,21 @@ def covered(bars):
 
 def hidden(step):
     """The time in which a bucket was on its way and the same process computed."""
-    computing, sending = bars(step, "forward", "backward"), bars(step, "all_reduce")
+    computing = bars(step, "forward", "backward")
+    sending = bars(step, "all_reduce")
     return covered(computing) + covered(sending) - covered(computing + sending)
 
 
 def medians(steps):
     """Of these steps, in ms: the time of a bucket on its way, how much of that is hidden, the whole step."""
-    rows = [(covered(bars(step, "all_reduce")), hidden(step), step["ms"]) for step in steps]
-    return tuple(statistics.median(column) for column in zip(*rows, strict=True))
+    sending = []
+    sending_hidden = []
+    whole = []
+    for step in steps:
+        sending.append(covered(bars(step, "all_reduce")))
+        sending_hidden.append(hidden(step))
+        whole.append(step["ms"])
+    return tuple(map(statistics.median, (sending, sending_hidden, whole)))
 
 
 def draw_steps(steps):
@@ -129,21 +151,20 @@ def draw_steps(steps):
     for axes, (setting, ranks) in zip(halves, steps.items(), strict=True):
         lengths = [step["ms"] for step in ranks[0]]
         middle = lengths.index(statistics.median(lengths))
-        start = ranks[0][middle]["begin"]
+        step = ranks[0][middle]
         rows = {}
         for rank, of_rank in enumerate(ranks):
-            shift = of_rank[middle]["begin"] - start
+            shift = of_rank[middle]["begin"] - step["begin"]
             threads = [*of_rank[middle]["threads"].values(), [], []]
             names = (f"rank {rank}", f"rank {rank}, gloo 1", f"rank {rank}, gloo 2")
             for name, row in zip(names, threads, strict=False):
-                drawn = [bar for bar in row if bar[2] in COLOURS]
-                rows[name] = [(begin + shift, end + shift, kind) for begin, end, kind in drawn]
+                rows[name] = shifted(row, shift)
             for begin, _, _ in bars(of_rank[middle], "handed over"):
                 axes.plot(begin + shift, -3 * rank, "|", color=INK, markersize=18, markeredgewidth=1.5)
         timeline(axes, rows, COLOURS)
-        step = ranks[0][middle]
         first = min(bars(step, "handed over"))[0]
-        begin, end = min(bars(step, "backward"))[0], max(bars(step, "backward"))[1]
+        begin = min(bars(step, "backward"))[0]
+        end = max(bars(step, "backward"))[1]
         said.append(
             f"With {setting}, rank 0 computes backward from {begin:.0f} to {end:.0f} ms, hands over the "
             f"first of {len(bars(step, 'all_reduce'))} bucket(s) at {first:.0f} ms, and ends the step at "
@@ -156,16 +177,24 @@ def draw_steps(steps):
     picture(f"Timelines of a real step of {len(ranks)} ranks. {'. '.join(said)}.")
 
 
+def shifted(row, shift):
+    """The bars of a thread that have a colour, later by this time."""
+    drawn = []
+    for begin, end, kind in row:
+        if kind in COLOURS:
+            drawn.append((begin + shift, end + shift, kind))
+    return drawn
+
+
 def draw_distances(distances):
     """How far apart the weights of two ranks are, after each step, for two ways to call the model."""
     _, axes = plt.subplots(figsize=(4.8, 2.8))
+    said = []
     for (call, values), colour, mark in zip(distances.items(), (RED, BLUE), "so", strict=True):
         axes.plot(range(1, len(values) + 1), values, marker=mark, color=colour, label=call)
+        ends = f"{values[0]:.3f} after the first step and {values[-1]:.3f} after the last"
+        said.append(f"with {call}, it is {ends}")
     axes.set(xlabel="step", ylabel="largest distance", title="How far apart the ranks' weights are")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend()
-    said = [
-        f"with {call}, it is {values[0]:.3f} after the first step and {values[-1]:.3f} after the last"
-        for call, values in distances.items()
-    ]
     picture(f"The largest distance between a weight and its mean over the ranks: {'; '.join(said)}.")

@@ -31,24 +31,26 @@ def draw_who_waits():
 
 def seconds(times):
     """From the first start of a step to the last end, over all ranks: they share the machine's clock."""
-    return max(own[-1][-1] for own in times) - min(own[0][0] for own in times)
+    starts = [own[0][0] for own in times]
+    ends = [own[-1][-1] for own in times]
+    return max(ends) - min(starts)
 
 
 def draw_straggler(results, shown):
     """For each title the timelines of all ranks: of which phase, from which step, up to which."""
-    phases = {
-        title: [result[phase][first:last] for result in results]
-        for title, (phase, first, last) in shown.items()
-    }
+    phases = {}
+    for title, (phase, first, last) in shown.items():
+        phases[title] = [result[phase][first:last] for result in results]
     _, all_axes = plt.subplots(len(phases), 1, figsize=(4.8, 2.2 * len(phases)))
     for axes, (title, ranks) in zip(all_axes, phases.items(), strict=True):
         begin = min(steps[0][0] for steps in ranks)
         rows = {}
         for rank, steps in enumerate(ranks):
-            rows[f"rank {rank}"] = row = []
+            row = []
             for moments in steps:
                 marks = [1000 * (moment - begin) for moment in moments]
                 row += zip(marks, marks[1:], WAITING, strict=False)
+            rows[f"rank {rank}"] = row
         timeline(axes, rows, WAITING)
         first = axes is all_axes[0]
         axes.set_title(title, pad=26 if first else 6)  # room for the legend
@@ -56,19 +58,27 @@ def draw_straggler(results, shown):
         axes.set_xlim(left=0)
     said = []
     for title, ranks in phases.items():
-        parts = [
-            sum(end - ready for _, _, ready, end in steps) / (steps[-1][-1] - steps[0][0]) for steps in ranks
-        ]
-        words = ", ".join(f"rank {rank} {part:.0%}" for rank, part in enumerate(parts))
-        said.append(f"{title}, time in all_reduce: {words}")
+        parts = []
+        for rank, steps in enumerate(ranks):
+            parts.append(f"rank {rank} {part_in_all_reduce(steps):.0%}")
+        said.append(f"{title}, time in all_reduce: {', '.join(parts)}")
     picture(f"Timelines of {len(results)} ranks. {'. '.join(said)}.")
+
+
+def part_in_all_reduce(steps):
+    inside = 0
+    for _, _, ready, end in steps:
+        inside += end - ready
+    return inside / (steps[-1][-1] - steps[0][0])
 
 
 def logs_of(found, names):
     """(second, batch, loss) of each gradient, from all workers, in the order of the batches."""
     logs = {}
     for name in names:
-        entries = [entry for result in found for entry in result[name]["log"]]
+        entries = []
+        for result in found:
+            entries += result[name]["log"]
         logs[name] = sorted(entries, key=lambda entry: entry[1])
     return logs
 
@@ -80,12 +90,13 @@ def draw_loads(counted):
     axes.plot(sizes, 2 * sizes, color=RED, label="one server")
     axes.plot(sizes, sizes, color=ORANGE, label="two")
     axes.plot(sizes, 2 + 0 * sizes, color=BLUE, label="as many as workers")
-    for (_, workers), load in counted.items():
+    said = []
+    for (servers, workers), load in counted.items():
         axes.plot(workers, load, "o", color=GREY, ms=6, mfc="none", mew=1.6)
+        said.append(f"{load:.2f} K with {servers} server(s) and {workers} worker(s)")
     axes.set(xlabel="workers, N", ylabel="bytes through a server, in K", ylim=(0, 13))
     axes.set_title("A step. Lines: 2 K N / S. Marks: counted")
     axes.legend()
-    said = [f"{load:.2f} K with {s} server(s) and {n} worker(s)" for (s, n), load in counted.items()]
     picture(
         "Bytes through a server in a step. With one server they rise with each worker, with two half as "
         f"much; with a server for each worker they stay at 2 K. Counted: {', '.join(said) or 'nothing'}."
@@ -98,9 +109,10 @@ STYLES = ((SKY, "-", 6), (RED, "--", 2.2), (GREEN, "-", 2.2))
 def draw_runs(logs, size):
     """The loss of each run against the time and against the images, `size` in a batch. Returns images/s."""
     _, (above, below) = plt.subplots(2, 1, figsize=(4.8, 5.4))
-    speeds, ends = {}, []
+    speeds = {}
+    ends = []
     for (label, log), (colour, style, width) in zip(logs.items(), STYLES, strict=True):
-        times, _, values = (numpy.array(column) for column in zip(*log, strict=True))
+        times, _, values = numpy.array(log).T
         smooth = numpy.convolve(values, numpy.ones(30) / 30, mode="valid")  # 30 batches: ten steps
         order = numpy.argsort(times[29:])
         look = {"color": colour, "lw": width, "label": label}
@@ -123,7 +135,9 @@ def draw_ages(ages):
     said = []
     for worker, (axes, own) in enumerate(zip(panels, ages, strict=True)):
         axes.bar(range(longest + 1), numpy.bincount(own, minlength=longest + 1), color=RANKS[worker])
-        name = f"worker {worker}{' (slow)' * (worker == len(ages) - 1)}"
+        name = f"worker {worker}"
+        if worker == len(ages) - 1:
+            name += " (slow)"
         said.append(f"{name}: {len(own)} gradients, mean age {numpy.mean(own):.1f}")
         axes.set_title(said[-1])
     panels[1].set_ylabel("gradients")

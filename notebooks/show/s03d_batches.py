@@ -29,24 +29,28 @@ def end(curve):
 
 def draw_accuracies(curves, images):
     """Accuracy by epoch, for each batch size. `images`: how many there are in an epoch."""
+    ends = []
     for (size, curve), colour in zip(curves.items(), RANKS, strict=True):
+        ends.append(f"{end(curve):.1%} with batch size {size}")
         label = f"batch {size}: {images // size * len(curve):,} steps"
         accuracy = [100 * row["accuracy"] for row in curve]
         plt.plot(range(1, len(curve) + 1), accuracy, color=colour, lw=2, label=label)
     plt.gca().set(xlabel="epoch", ylabel="accuracy (%)", title="the same learning rate", ylim=(0, 100))
     plt.legend()
-    ends = ", ".join(f"{end(curve):.1%} with batch size {size}" for size, curve in curves.items())
-    picture(f"Accuracy by epoch at the same learning rate. The larger the batch, the slower: {ends}.")
+    picture(
+        f"Accuracy by epoch at the same learning rate. The larger the batch, the slower: {', '.join(ends)}."
+    )
 
 
 def draw_ends(kinds):
     """Accuracy at the end by batch size, for each kind of run; above, the same from 88% on."""
-    sizes = sorted({size for curves in kinds.values() for size in curves})
+    sizes = sorted(set().union(*kinds.values()))
     best = 100 * end(next(iter(kinds.values()))[sizes[0]])
     _, (near, whole) = plt.subplots(2, 1, figsize=(5, 5), sharex=True)
-    styles = zip(kinds.items(), ("^:", "s--", "o-"), RANKS, strict=False)
-    for (name, curves), style, colour in styles:
+    said = []
+    for (name, curves), style, colour in zip(kinds.items(), ("^:", "s--", "o-"), RANKS, strict=False):
         accuracy = [100 * end(curve) for curve in curves.values()]
+        said.append(f"{name}: {ends_in_words(curves)}")
         for axes in (near, whole):
             axes.plot(curves.keys(), accuracy, style, color=colour, lw=2, label=name)
     near.axhspan(best - 1, best, color=GREY, alpha=0.4, lw=0)
@@ -56,28 +60,25 @@ def draw_ends(kinds):
     whole.set_xticks(sizes, list(map(str, sizes)))
     whole.minorticks_off()
     whole.legend(loc="lower left")
-    said = [
-        f"{name}: " + ", ".join(f"{end(curve):.0%} at {size}" for size, curve in curves.items())
-        for name, curves in kinds.items()
-    ]
     picture(
         "Accuracy at the end by batch size, one run a point, above from 88 to 98%, below from 0 to 100%. "
         f"{'; '.join(said)}. A grey band is one point wide, below the accuracy of batch size {sizes[0]}."
     )
 
 
+def ends_in_words(curves):
+    return ", ".join([f"{end(curve):.0%} at {size}" for size, curve in curves.items()])
+
+
 def draw_losses(curves, title):
     """The loss by epoch of a few runs, on a logarithmic axis."""
+    said = []
     for (name, curve), style, colour in zip(curves.items(), ("-", "--", "-.", ":"), RANKS, strict=False):
         losses = [row["loss"] for row in curve]
+        said.append(f"{name} ends at {losses[-1]:.2f}, with a highest loss of {max(losses):.2f}")
         plt.plot(range(1, len(curve) + 1), losses, style, color=colour, lw=2, label=name)
     plt.yscale("log")
     plt.yticks([0.1, 1, 10], ["0.1", "1", "10"])
     plt.gca().set(xlabel="epoch", ylabel="loss", title=title)
     plt.legend()
-    said = [
-        f"{name} ends at {curve[-1]['loss']:.2f}, with a highest loss of "
-        f"{max(row['loss'] for row in curve):.2f}"
-        for name, curve in curves.items()
-    ]
     picture(f"The loss by epoch, on a logarithmic axis. {'; '.join(said)}.")

@@ -16,15 +16,18 @@ def family(running):
     """The living processes of a command, the first one first: a name, and what its environment says."""
     found = []
     for process in running.tree():
-        words, environment = process.cmdline(), process.environ()
+        words = process.cmdline()
+        environment = process.environ()
         if "RANK" in environment:
             name = f"rank {environment['RANK']}"
         elif "torch.distributed.run" in words:  # the module that torchrun starts
             name = "torchrun"
         elif "resource_tracker" in " ".join(words):
             name = "tracker"
+        elif "spawn_main" in " ".join(words):
+            name = "a child"
         else:
-            name = "a child" if "spawn_main" in " ".join(words) else "the parent"
+            name = "the parent"
         says = [f"{key}={environment[key]}" for key in TOLD if key in environment]
         found.append((name, says or ["no RANK"]))
     return found
@@ -35,10 +38,13 @@ def list_processes(running, folder, count):
     command, and let them end. Returns the names of the processes and the environments, by rank."""
     while len(list(folder.glob("*.json"))) < count and running.code is None:
         time.sleep(0.05)
-    names = sorted(name for name, _ in family(running))
+    names = [name for name, _ in family(running)]
     (folder / "go").touch()
     running.follow()
-    return names, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+    environments = []
+    for rank in range(count):
+        environments.append(json.loads((folder / f"{rank}.json").read_text()))
+    return sorted(names), environments
 
 
 def all_lines(running):
@@ -74,17 +80,11 @@ def draw_launcher():
     arrow(axes, (5, 8.25), (5, 7.15))
     for rank, left in ((0, 0.1), (1, 5.9)):
         duties = f"GPU {rank} or the CPU\na model and an optimizer\n60 of 120 images"
-        box(
-            axes,
-            left,
-            0.3,
-            4,
-            2.9,
-            f"process {rank}",
-            duties + ("\nprints and saves" if rank == 0 else ""),
-            RANKS[rank],
-        )
-        start, end = (4 + 2 * rank, 4.85), (2.1 + 5.8 * rank, 3.25)
+        if rank == 0:
+            duties += "\nprints and saves"
+        box(axes, left, 0.3, 4, 2.9, f"process {rank}", duties, RANKS[rank])
+        start = (4 + 2 * rank, 4.85)
+        end = (2.1 + 5.8 * rank, 3.25)
         arrow(axes, start, end, f"RANK={rank}", at=(-1.4 + 2.8 * rank, -0.1), size=9)
     arrow(axes, (4.15, 1.5), (5.85, 1.5), both=True)
     axes.text(5, 1.8, "averaged\ngradients", size=9, ha="center")
@@ -107,6 +107,6 @@ def draw_families(families):
             colour = RANKS[int(name[-1])] if name.startswith("rank") else GREY
             box(axes, place * width + 0.1, bottom + 0.2, width - 0.2, 2.7, name, "\n".join(says), colour)
             arrow(axes, (5, bottom + 3.95), ((place + 0.5) * width, bottom + 2.95))
-        below = "; ".join(f"{name} ({', '.join(says)})" for name, says in children)
-        alt.append(f"{title}: {parent[0]} ({', '.join(parent[1])}), and below it {below}.")
+        below = [f"{name} ({', '.join(says)})" for name, says in children]
+        alt.append(f"{title}: {parent[0]} ({', '.join(parent[1])}), and below it {'; '.join(below)}.")
     picture(f"Two trees of processes. {' '.join(alt)}")

@@ -17,11 +17,13 @@ from show.processes import Running, folded, launch, plain
 
 def begin(script, world_size, **environment):
     """Start the ranks of a script as show.ranks does, but do not wait for them."""
-    store, running = script.with_name(f"{script.stem}-{time.time_ns()}.store").resolve(), []
+    store = script.with_name(f"{script.stem}-{time.time_ns()}.store").resolve()
+    running = []
     for rank in range(world_size):
-        names = {"RANK": rank, "WORLD_SIZE": world_size, "STORE": store, "OMP_NUM_THREADS": 1} | environment
-        names = {name: str(value) for name, value in names.items()}
-        running.append(Running([sys.executable, str(script)], names, f"rank {rank} | "))
+        variables = {"RANK": rank, "WORLD_SIZE": world_size, "STORE": store, "OMP_NUM_THREADS": 1}
+        variables.update(environment)
+        as_text = {name: str(value) for name, value in variables.items()}
+        running.append(Running([sys.executable, str(script)], as_text, f"rank {rank} | "))
     return running
 
 
@@ -33,7 +35,8 @@ def shorten(error):
 
 def tell(running, script):
     """What each rank printed; and if it failed, in which line of the script, and why."""
-    source, line_of_script = Path(script).read_text().splitlines(), r"(?:\.py\"|file\)),? line (\d+), in"
+    source = Path(script).read_text().splitlines()
+    line_of_script = r"(?:\.py\"|file\)),? line (\d+), in"
     for one in running:
         printed, _, trace = one.text.partition("Traceback (most recent call last):\n")
         for line in printed.splitlines():
@@ -57,7 +60,8 @@ def mend(script, old, new):
     mended = script.with_name(f"{script.stem}_mended.py")
     mended.write_text(text.replace(old, new))
     for sign, lines in (("-", old), ("+", new)):
-        print("\n".join(f"{sign} {line}" for line in lines.splitlines()))
+        for line in lines.splitlines():
+            print(f"{sign} {line}")
     return mended
 
 
@@ -72,8 +76,13 @@ def py_spy(process):
         return None
     command = [tool, "dump", "--pid", str(process.pid)]
     found = subprocess.run(command, capture_output=True, text=True, env=environment)
-    frames = [plain(line.strip()) for line in found.stdout.splitlines() if line.startswith("    ")]
-    return None if found.returncode else [frame for frame in frames if "wrapper" not in frame]
+    if found.returncode:
+        return None
+    frames = []
+    for line in found.stdout.splitlines():
+        if line.startswith("    ") and "wrapper" not in line:
+            frames.append(plain(line.strip()))
+    return frames
 
 
 def dump(running, waits_in, limit=10):
@@ -88,7 +97,9 @@ def dump(running, waits_in, limit=10):
             print(f"{one.prefix}py-spy is missing or not permitted. It would show {name} (...) on top.")
             print("Linux: sudo, or kernel.yama.ptrace_scope=0. Docker: --cap-add SYS_PTRACE. macOS: sudo.")
             continue
-        print("\n".join(one.prefix + frame for frame in frames), end="\n\n")
+        for frame in frames:
+            print(one.prefix + frame)
+        print()
         if not frames[0].startswith(f"{name} ("):
             raise RuntimeError(f"{one.prefix}not in {name} after {limit} seconds, but in {frames[0]}")
 
@@ -107,7 +118,8 @@ def print_stack(one, limit=10):
 def compare_dumps(folder):
     """Run torchfrtrace on the dumps of gloo, and print what it finds."""
     for path in folder.iterdir():
-        groups = (dump := pickle.loads(path.read_bytes()))["pg_config"]
+        dump = pickle.loads(path.read_bytes())
+        groups = dump["pg_config"]
         groups.setdefault("0", groups.get(""))  # without this, torch 2.13's tool stops with a KeyError
         path.write_bytes(pickle.dumps(dump))
     found = launch(f"torchfrtrace --prefix rank_ {folder}")
@@ -139,7 +151,8 @@ def draw_calls(calls, words):
             left = number * width + 0.1
             box(axes, left, bottom, width - 0.3, 1.5, name, colour=RED if last else RANKS[rank])
     for number, word in enumerate(words):
-        x, last = (number + 0.5) * width, number == len(words) - 1
+        x = (number + 0.5) * width
+        last = number == len(words) - 1
         arrow(axes, (x, 3.95), (x, 1.65), colour=RED if last else INK, both=True)
         axes.text(x + 0.2, 2.8, word, size=9, va="center", color=RED if last else INK)
     said = [f"Rank {rank} calls {', then '.join(names)}." for rank, names in enumerate(calls)]
@@ -153,19 +166,28 @@ def draw_waits(results):
     first = min(result["start"] for result in results)
     colours = {"work on a batch": SKY, "collective": GREEN, "times out": RED}
     _, axes = plt.subplots(figsize=(4.8, 2.7))
-    rows, said = {}, []
+    rows = {}
+    said = []
     for rank, result in enumerate(results):
-        row, free = rows.setdefault(f"rank {rank}", []), result["start"] - first
+        row = []
+        free = result["start"] - first
         for number, call in enumerate(result["calls"], 1):
-            begin, end, name = call["begin"] - first, call["end"] - first, number
-            kind, side = "collective", "center"
-            if not call["done"]:
-                kind, side, name = "times out", "left", f"   {number}: {call['name']}"
+            begin = call["begin"] - first
+            end = call["end"] - first
+            if call["done"]:
+                kind = "collective"
+                name = number
+                side = "center"
+            else:
+                kind = "times out"
+                name = f"   {number}: {call['name']}"
+                side = "left"
                 said.append(f"rank {rank} waits {end - begin:.1f} s in its call {number}, {call['name']}")
             row += [(free, begin, "work on a batch"), (begin, end, kind)]
             axes.vlines(begin, -rank - 0.31, -rank + 0.31, color=colours[kind], lw=2)  # some are very short
             axes.text(begin, -rank - 0.49, name, ha=side)
             free = end
+        rows[f"rank {rank}"] = row
     timeline(axes, rows, colours, unit="seconds since the first rank began")
     axes.get_legend().set(bbox_to_anchor=(-0.15, 1.0))
     done = sum(call["done"] for call in results[0]["calls"])

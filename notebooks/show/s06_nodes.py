@@ -19,7 +19,8 @@ class Watch:
 
     def __init__(self):
         self.began = time.monotonic()
-        self.launchers, self.events = {}, []  # of each event: the seconds, the node, the line
+        self.launchers = {}
+        self.events = []  # of each event: the seconds, the node, the line
 
     def now(self):
         return time.monotonic() - self.began
@@ -30,7 +31,8 @@ class Watch:
 
     def until(self, enough, limit=100):
         """Watch until `enough()` is true. It is an error if no line comes for `limit` seconds."""
-        last, done = self.now(), False
+        last = self.now()
+        done = False
         try:
             while not done:
                 assert self.now() < last + limit, "nothing more happens"
@@ -52,7 +54,10 @@ class Watch:
 
     def first(self, words, after=0):
         """The seconds at which a line first began with these words, after so many seconds."""
-        return next(s for s, _, line in self.events if line.startswith(words) and s > after)
+        for seconds, _, line in self.events:
+            if line.startswith(words) and seconds > after:
+                return seconds
+        raise LookupError(f"no line began with {words!r}")
 
     def end(self):
         """Kill all launchers and their processes with SIGKILL."""
@@ -65,7 +70,10 @@ def draw_moments(watch, rows, killed, returned, told, ended):
     """Above, what each node did; below, how many processes trained together. Node 1 was killed and returned;
     then node 0's process was told to end. Returns the seconds without training after the kill and after the
     return."""
-    ends = {int(line.split()[1]): seconds for seconds, _, line in watch.events if line.startswith("epoch")}
+    ends = {}
+    for seconds, _, line in watch.events:
+        if line.startswith("epoch"):
+            ends[int(line.split()[1])] = seconds
     began = ends[1] - 6000 / rows[0]["images_per_second"]  # an epoch has 6,000 images
     alone = watch.first("resumed", killed)
     both = watch.first("resumed", told)
@@ -79,8 +87,9 @@ def draw_moments(watch, rows, killed, returned, told, ended):
     timeline(above, bars, {starts: SKY, trains: BLUE, waits: ORANGE}, unit="")
     times = [0, began, killed, alone, told, both, ended]
     below.step(times, [0, 2, 0, 1, 0, 2, 2], where="post", color=BLUE, lw=2)
-    points = [(ends[row["epoch"]], row["world_size"]) for row in rows if row["epoch"] in ends]
-    below.plot(*zip(*points, strict=True), "o", color=INK, ms=5)
+    for row in rows:
+        if row["epoch"] in ends:
+            below.plot(ends[row["epoch"]], row["world_size"], "o", color=INK, ms=5)
     for moment, text in ((killed, "node 1\nis killed"), (returned, "node 1 is\nstarted again")):
         for axes in (above, below):
             axes.axvline(moment, color=RED, ls="--", lw=1.2)
@@ -131,7 +140,9 @@ def draw_batch_per_process(reference, rows, changed):
 
 def epochs(path):
     """The rows of a curve as far as a run has written them."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    return list(map(json.loads, path.read_text().splitlines()))
 
 
 def own_gpus(count):

@@ -7,10 +7,11 @@ from show.pictures import DARK, GREY, INK, RANKS, RED, picture, tile
 
 def draw_stop(diaries, told_at, shown=5):
     """The last steps of each process as bars, the signal, and when the processes vote and read the vote."""
-    axes = plt.subplots(figsize=(5, 2.7))[1]
+    _, axes = plt.subplots(figsize=(5, 2.7))
     for rank, steps in enumerate(diaries):
         for before, after in zip(steps[-shown - 1 : -1], steps[-shown:], strict=True):
-            begin, end = before[1] - told_at, after[1] - told_at
+            begin = before[1] - told_at
+            end = after[1] - told_at
             fill = tile(RANKS[rank], 0.6)
             axes.barh(-rank, end - begin, left=begin, height=0.5, color=fill, edgecolor=GREY, linewidth=0.8)
             axes.text((begin + end) / 2, -rank, after[0], ha="center", va="center", color=DARK, size=9)

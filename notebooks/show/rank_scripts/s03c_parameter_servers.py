@@ -20,7 +20,8 @@ digits = workload.draw_digits(3000, seed=1)
 
 def run(serve, work, servers, workers, needed, delay=0, epochs=3, steps=25):
     """Ranks 0 to servers - 1 are servers, the next ones workers; the others have nothing to do."""
-    size, of_epoch = 120 // workers, steps * workers
+    size = 120 // workers
+    of_epoch = steps * workers
 
     def learning_rate(push):
         return 0.02 * (1 + math.cos(math.pi * (push // of_epoch) / epochs))
@@ -32,8 +33,10 @@ def run(serve, work, servers, workers, needed, delay=0, epochs=3, steps=25):
 
     torch.manual_seed(0)
     model = workload.ConvNet((1, 28, 28))
-    ranks, of_workers = range(servers), range(servers, servers + workers)
-    ages, log = [], []
+    ranks = range(servers)
+    of_workers = range(servers, servers + workers)
+    ages = []
+    log = []
     dist.barrier()
     before = count_bytes()
     if rank in ranks:
@@ -43,9 +46,15 @@ def run(serve, work, servers, workers, needed, delay=0, epochs=3, steps=25):
         slow = delay if rank == of_workers[-1] else 0
         log = work(model, ranks, epochs * of_epoch, images_of, slow)
     dist.barrier()
-    moved = before and [late - early for early, late in zip(before, count_bytes(), strict=True)]
+    moved = None
+    if before:
+        sent, received = count_bytes()
+        moved = [sent - before[0], received - before[1]]
     return {"ages": ages, "log": log, "moved": moved}
 
 
 def main(serve, work):
-    finish({name: run(serve, work, **job) for name, job in json.loads(os.environ["JOBS"]).items()})
+    results = {}
+    for name, job in json.loads(os.environ["JOBS"]).items():
+        results[name] = run(serve, work, **job)
+    finish(results)

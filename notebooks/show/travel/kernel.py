@@ -15,6 +15,11 @@ def bytes_from_each_rank(owner):
 
 def find_owners():
     """Which rank has which port; None if the system has no counters."""
+    own = [port for port, *_ in connections()]
     ports = [None] * world_size
-    dist.all_gather_object(ports, [own for own, *_ in connections()])
-    return {port: rank for rank, own in enumerate(ports) for port in own} or None
+    dist.all_gather_object(ports, own)
+    owners = {}
+    for rank, ports_of_rank in enumerate(ports):
+        for port in ports_of_rank:
+            owners[port] = rank
+    return owners or None

@@ -4,7 +4,8 @@ import torch.distributed as dist
 from second_half import all_gather
 from wires import rank, world_size
 
-left, right = (rank - 1) % world_size, (rank + 1) % world_size
+left = (rank - 1) % world_size
+right = (rank + 1) % world_size
 
 
 def ring_in_pieces(tensor, groups, kept):
@@ -19,7 +20,9 @@ def ring_in_pieces(tensor, groups, kept):
 
     def pass_and_add(outgoing, mine):
         pieces = mine.split(kept.shape[1])
-        incoming = [kept[number % 2, : piece.numel()] for number, piece in enumerate(pieces)]
+        incoming = []
+        for number, piece in enumerate(pieces):
+            incoming.append(kept[number % 2, : piece.numel()])
         coming = [irecv(memory) for memory in incoming[:2]]
         going = [isend(piece) for piece in outgoing.split(kept.shape[1])]
         for number, piece in enumerate(pieces):
