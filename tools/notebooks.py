@@ -215,7 +215,8 @@ def rules_for_lessons(stem, notebook):
             for output in cell.get("outputs", []):
                 if label(output) == "diff":
                     diffs_shown.append(output["data"]["text/markdown"])
-        rules[f"one show.diff, of {names}"] = len(diffs_shown) == 1 and names in diffs_shown[0]
+        of_others = [text for text in diffs_shown if names not in text]
+        rules[f"a show.diff of {names}, and of no other scripts"] = diffs_shown and not of_others
     return rules
 
 

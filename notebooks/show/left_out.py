@@ -37,7 +37,8 @@ def draw_left_out(runs, before, next_epoch, ticks):
         said.append(f"without {left_out}, from step {steps[0]} on, by up to {max(far):.1g}")
     first = grid.flat[0]
     place = first.get_xaxis_transform()  # steps across, and parts of the height
-    first.text(before + 1.2, 0.3, f"epoch {next_epoch}", size=9.5, va="center", transform=place)
+    # Above the line: inside, the label would lie on a curve.
+    first.text(before + 0.5, 1.03, f"epoch {next_epoch}", size=9.5, ha="center", transform=place)
     figure.supxlabel("steps since the snapshot", size=10)
     figure.supylabel("largest difference of a weight", size=10)
     picture(

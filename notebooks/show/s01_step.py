@@ -32,6 +32,46 @@ def draw_one_process(parameters):
     )
 
 
+def draw_batches(images, epochs, size):
+    """From the images to the batches: {epoch: (the sampler's order, the loader's batches)}."""
+    axes = canvas(4.8, 4.1, across=12.6, down=4.6 * len(epochs) + 2.4)
+    top = 4.6 * len(epochs) + 1.9
+    axes.text(0, top, f"{images} images", weight="bold", size=10, va="center")
+    for place in range(images):
+        draw_number(axes, place, top - 1.4, place, GREY)
+
+    said = []
+    for number, (epoch, (order, batches)) in enumerate(epochs.items()):
+        top = 4.6 * (len(epochs) - number) - 0.8
+        axes.text(0, top, f"epoch {epoch}: the sampler's order", weight="bold", size=10, va="center")
+        for place, image in enumerate(order):
+            draw_number(axes, place, top - 1.4, image, GREY)
+
+        axes.text(0, top - 2.1, f"the loader's batches of {size}", weight="bold", size=10, va="center")
+        for batch, numbers in enumerate(batches):
+            for place, image in enumerate(numbers):
+                draw_number(axes, (size + 0.5) * batch + place, top - 3.5, image, SKY)
+        for place, image in enumerate(order[size * len(batches) :]):
+            left = (size + 0.5) * len(batches) + place
+            draw_number(axes, left, top - 3.5, image, None)
+            axes.text(left + 1.1, top - 3.05, "dropped", va="center", size=9.5)
+        said.append(f"In epoch {epoch}, the order is {order}, and the batches are {batches}")
+    picture(
+        f"{images} images, in the order of their numbers. {'. '.join(said)}. The last image of each order is "
+        "in no batch."
+    )
+
+
+def draw_number(axes, left, bottom, number, colour):
+    """An image, with its number. Without a colour it is dropped."""
+    looks = {"facecolor": "none", "edgecolor": INK, "ls": ":"}
+    if colour:
+        looks = {"facecolor": tile(colour, 0.4), "edgecolor": colour}
+    axes.add_patch(plt.Rectangle((left + 0.04, bottom), 0.9, 0.95, lw=1, **looks))
+    ink = DARK if colour else INK
+    axes.text(left + 0.49, bottom + 0.45, number, ha="center", va="center", size=10, color=ink)
+
+
 def draw_cell(axes, left, bottom, words, colour):
     """A place in memory, with what it holds. Without a colour it is empty."""
     looks = {"facecolor": "none", "edgecolor": INK, "ls": ":"}

@@ -110,6 +110,35 @@ def draw_failures(busy, timeout):
     )
 
 
+def draw_loading(tag, ranks):
+    """Where each rank's copy of a tensor is after torch.load. `tag` is the device that the file names."""
+    axes = canvas(4.8, 4.9, across=16, down=15.6)
+    width = 16 / ranks
+    for bottom, call in ((7.6, "torch.load(path)"), (0, "torch.load(path, map_location=device)")):
+        axes.text(0, bottom + 6.6, call, family="monospace", size=9.5)
+        own_device = "map_location" in call
+        for gpu in range(ranks):
+            left = gpu * width
+            axes.add_patch(
+                plt.Rectangle((left + 0.1, bottom + 0.2), width - 0.2, 5.9, fill=False, color=GREY)
+            )
+            axes.text(left + width / 2, bottom + 5.4, f"cuda:{gpu}", ha="center", va="center", size=9.5)
+        for rank in range(ranks):
+            device = f"cuda:{rank}" if own_device else tag
+            place = 0 if own_device else rank
+            left = int(device.removeprefix("cuda:")) * width
+            low = bottom + 3.9 - 1.15 * place
+            looks = {"facecolor": tile(RANKS[rank], 0.45), "edgecolor": RANKS[rank]}
+            axes.add_patch(plt.Rectangle((left + 0.4, low), width - 0.8, 0.95, **looks))
+            words = f"rank {rank}"
+            axes.text(left + width / 2, low + 0.45, words, ha="center", va="center", size=9.5, color=DARK)
+    picture(
+        f"{ranks} GPUs, and where each of {ranks} ranks loads a tensor whose tag is {tag}. Above, without "
+        f"map_location, all {ranks} copies are on {tag}. Below, with map_location, each rank has its copy on "
+        "its own GPU."
+    )
+
+
 def draw_saving():
     """What the file holds while first rank 0 and then rank 1 save to it."""
     axes = canvas(5, 2.9, across=16, down=8.4)

@@ -5,9 +5,10 @@ import re
 import time
 from unittest import mock
 
+import matplotlib.pyplot as plt
 import torch
 
-from show.pictures import GREY, PINK, RANKS, arrow, box, canvas, picture
+from show.pictures import DARK, GREY, INK, ORANGE, PINK, RANKS, arrow, box, canvas, picture, tile
 
 TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -67,6 +68,42 @@ def save_as_on_gpu_0(state, path):
     """Save tensors of the CPU with the tag that tensors on GPU 0 have. No GPU is needed for it."""
     with mock.patch.object(torch.serialization, "location_tag", lambda storage: "cuda:0"):
         torch.save(state, path)
+
+
+def draw_store(moments):
+    """Which keys the store has when, and which rank waits: what each rank has noted, in seconds."""
+    _, axes = plt.subplots(figsize=(4.8, 3.1))
+    end = max(moment["has all"] for moment in moments)
+    rows = []
+    said = []
+    for rank, moment in enumerate(moments):
+        sets = moment["sets"]
+        waits = moment["has all"] - sets
+        rows += [f"rank {rank}", f"key of rank {rank}"]
+        busy = {"facecolor": "none", "edgecolor": GREY, "ls": ":"}
+        axes.barh(2 * rank, sets, height=0.6, **busy)
+        axes.barh(2 * rank, waits, left=sets, height=0.6, color=tile(ORANGE, 0.55))
+        axes.barh(2 * rank + 1, 1.25 * end - sets, left=sets, height=0.6, color=tile(PINK, 0.55))
+        axes.plot((sets, sets), (2 * rank, 2 * rank + 1), color=INK, lw=1.4)
+        words = "in the store"
+        if sets > end / 2:
+            axes.text(sets / 2, 2 * rank, "busy", ha="center", va="center", size=10)
+            words = "there"
+        if waits > end / 2:
+            middle = sets + waits / 2
+            axes.text(middle, 2 * rank, "waits", ha="center", va="center", size=10, color=DARK)
+        middle = (sets + 1.25 * end) / 2
+        axes.text(middle, 2 * rank + 1, words, ha="center", va="center", size=10, color=DARK)
+        said.append(f"rank {rank} sets its key after {sets:.1f} s and waits {waits:.1f} s")
+    axes.axvline(max(moment["sets"] for moment in moments), color=INK, lw=1.4, ls=":")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlabel="seconds", xlim=(-0.02 * end, 1.27 * end))
+    picture(
+        f"When each rank sets its key in torchrun's store, and how long it waits: {'; '.join(said)}. "
+        "A rank waits until the last key is there."
+    )
 
 
 def draw_launcher():

@@ -34,6 +34,31 @@ def draw_who_does_what():
     )
 
 
+def draw_contents(sizes, size_of_file):
+    """The bytes of a snapshot's entries, to scale. What is left of the file belongs to its format."""
+    axes = canvas(4.8, 2.0, across=100, down=8)
+    rest = size_of_file - sizes["model"] - sizes["optimizer"]
+    parts = {"model": (sizes["model"], SKY), "optimizer": (sizes["optimizer"], GREEN), "": (rest, RED)}
+    left = 0
+    for name, (size, colour) in parts.items():
+        width = 100 * size / size_of_file
+        looks = {"facecolor": tile(colour, 0.55), "edgecolor": colour}
+        axes.add_patch(plt.Rectangle((left, 3.6), width, 4.2, **looks))
+        words = f"{name}\n{size:,}"
+        if name:
+            axes.text(left + width / 2, 5.7, words, ha="center", va="center", size=10, color=DARK)
+        left += width
+    arrow(axes, (98.8, 1.7), (98.8, 3.5), colour=RED_INK)
+    words = f"scheduler, epoch, names, format: {rest:,}"
+    axes.text(100, 0.9, words, ha="right", va="center", size=10, color=RED_INK)
+    small = sum(sizes.values()) - sizes["model"] - sizes["optimizer"]
+    picture(
+        f"The {size_of_file:,} bytes of the snapshot, to scale: {sizes['model']:,} are the model's weights, "
+        f"{sizes['optimizer']:,} are the optimizer's state, and {rest:,} are the rest: {small} of them are "
+        "the scheduler and the epoch, and the others are names and the format of the file."
+    )
+
+
 def draw_file(axes, row, parts):
     """What a file holds over time: (begin, end, what) for each part."""
     for begin, end, what in parts:

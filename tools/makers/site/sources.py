@@ -12,6 +12,7 @@ import json
 import os
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -210,6 +211,7 @@ def notebook(book, page: PurePosixPath) -> str:
     cells = json.loads((ROOT / page).read_text())["cells"]
     text = []
     pictures = 0
+    sentences = itertools.count()  # on the changes in all diffs of the notebook
     for number, cell in enumerate(cells, 1):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
@@ -231,7 +233,7 @@ def notebook(book, page: PurePosixPath) -> str:
             elif "text/markdown" in data:
                 shown = book.relinked("".join(data["text/markdown"]), page)
                 if output["metadata"].get("rungs") == "diff":
-                    shown = with_anchors(with_short_diffs(shown))
+                    shown = with_anchors(with_short_diffs(shown), sentences)
                 text.append(shown)
             else:
                 raise Broken(f"{page}, cell {number} shows {', '.join(data)}: sources.py knows no way")
@@ -244,9 +246,9 @@ def notebook_card(book, page, way: str) -> str:
     return card(book, page, f"{time[1]}, {time[2]}", way) if time else ""
 
 
-def with_anchors(text: str) -> str:
-    """A stored diff, with a name before each of its sentences: the page of diffs links them."""
-    numbers = itertools.count()
+def with_anchors(text: str, numbers: Iterator[int]) -> str:
+    """A stored diff, with a name before each of its sentences: the page of diffs links them. The sentences of
+    all diffs of a notebook are counted on."""
     return SENTENCE.sub(lambda _: f'<span id="sentence-{next(numbers)}"></span>', text)
 
 

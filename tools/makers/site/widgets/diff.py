@@ -198,13 +198,16 @@ def written_sentences() -> dict[str, dict[str, str]]:
 
 
 def stored_diff(lesson) -> str:
-    """What the lesson's notebook shows of the difference to the lesson that it grew from."""
+    """What the cells of the lesson's notebook show of the difference to the lesson that it grew from."""
     (notebook,) = [row for row in lesson.notebooks if row.stem == lesson.stem]
+    found = []
     for cell in json.loads(notebook.path.read_text())["cells"]:
         for output in cell.get("outputs", []):
             if output.get("metadata", {}).get("rungs") == "diff":
-                return "".join(output["data"]["text/markdown"])
-    raise ValueError(f"{notebook.path} shows no diff")
+                found.append("".join(output["data"]["text/markdown"]))
+    if not found:
+        raise ValueError(f"{notebook.path} shows no diff")
+    return "\n\n".join(found)
 
 
 def as_html(sentence: str) -> str:
