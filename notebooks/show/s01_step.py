@@ -51,15 +51,15 @@ def draw_batches(images, epochs, size):
         for batch, numbers in enumerate(batches):
             for place, image in enumerate(numbers):
                 draw_number(axes, (size + 0.5) * batch + place, top - 3.5, image, SKY)
-        for place, image in enumerate(order[size * len(batches) :]):
+        dropped = order[size * len(batches) :]
+        for place, image in enumerate(dropped):
             left = (size + 0.5) * len(batches) + place
             draw_number(axes, left, top - 3.5, image, None)
             axes.text(left + 1.1, top - 3.05, "dropped", va="center", size=9.5)
-        said.append(f"In epoch {epoch}, the order is {order}, and the batches are {batches}")
-    picture(
-        f"{images} images, in the order of their numbers. {'. '.join(said)}. The last image of each order is "
-        "in no batch."
-    )
+        said.append(
+            f"In epoch {epoch}, the order is {order}, the batches are {batches}, and {dropped} is dropped"
+        )
+    picture(f"{images} images, in the order of their numbers. {'. '.join(said)}.")
 
 
 def draw_number(axes, left, bottom, number, colour):

@@ -1,8 +1,9 @@
 """What the prose of notebook 01 says about its outputs, wherever it was executed."""
 
+import json
 import re
 
-from tests.helpers.shown import percent, printed
+from tests.helpers.shown import alts, percent, printed
 
 
 def test_nothing_is_learned_without_zero_grad_and_a_sum_keeps_its_history():
@@ -19,3 +20,18 @@ def test_nothing_is_learned_without_zero_grad_and_a_sum_keeps_its_history():
 def test_the_loss_falls():
     losses = [float(loss) for loss in re.findall(r"epoch +\d \| loss ([\d.]+)", printed("01_single_gpu"))]
     assert losses[7] < losses[0] / 10
+
+
+def test_the_picture_of_the_batches_has_the_orders_that_the_cell_prints():
+    (drawn,) = [alt for alt in alts("01_single_gpu") if "in the order of their numbers" in alt]
+    epochs = re.findall(r"epoch (\d): order (\[.*\]), batches (\[\[.*\]\])\n", printed("01_single_gpu"))
+    assert [epoch for epoch, *_ in epochs] == ["1", "2"]
+    for epoch, order, batches in epochs:
+        assert f"In epoch {epoch}, the order is {order}, the batches are {batches}" in drawn
+        numbers = json.loads(order)
+        in_batches = []
+        for batch in json.loads(batches):
+            in_batches += batch
+        assert in_batches == numbers[:9], "the batches are cut from the order"
+        assert f"and {numbers[9:]} is dropped" in drawn
+    assert json.loads(epochs[0][1])[9] != json.loads(epochs[1][1])[9], "the answer to Predict 1"

@@ -39,3 +39,23 @@ def test_what_else_its_cells_print():
     assert len(sizes) == 3 and sizes[1] == "0"
     assert re.search(r"tags in the lesson's file: cpu\n", text)
     assert re.search(r"tags in the second file: +cuda:0\n", text)
+
+
+def test_the_picture_of_the_store_shows_what_the_ranks_have_noted():
+    moments = re.findall(
+        r"rank (\d) sets its key after ([\d.]+) s, and has both keys after ([\d.]+) s",
+        printed("04_ddp_torchrun"),
+    )
+    assert [rank for rank, *_ in moments] == ["0", "1"]
+    (drawn,) = [alt for alt in alts("04_ddp_torchrun") if "in torchrun's store" in alt]
+    waits = []
+    for rank, sets, has_both in moments:
+        assert f"rank {rank} sets its key after {sets} s and waits " in drawn
+        waits.append(float(has_both) - float(sets))
+    assert waits[0] > 1.5 and waits[1] < 0.5, "the answer to Predict 2: rank 0 waits for rank 1"
+
+
+def test_the_picture_of_map_location_has_the_tag_of_the_file():
+    tag = re.search(r"tags in the second file: +(\S+)\n", printed("04_ddp_torchrun"))[1]
+    (drawn,) = [alt for alt in alts("04_ddp_torchrun") if "map_location" in alt]
+    assert f"a tensor whose tag is {tag}." in drawn and f"all 4 copies are on {tag}." in drawn

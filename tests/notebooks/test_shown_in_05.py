@@ -34,3 +34,17 @@ def test_the_script_with_a_diary_is_the_lesson_and_a_diary():
     assert "in workload.progress" in changed[0] and "enumerate(workload.progress" in changed[1]
     prose = notebooks.sources(notebooks.read(notebooks.FOLDER / "05_snapshots.ipynb"), "markdown")
     assert "\n".join(line[2:] for line in changed[2:]) in prose
+
+
+def test_the_picture_of_a_snapshot_adds_up_to_the_file():
+    sizes = {}
+    for key, (_, size) in table("05_snapshots", "key").items():
+        sizes[key.strip("`")] = int(size.replace(",", ""))
+    (drawn,) = [alt for alt in alts("05_snapshots") if "bytes of the snapshot, to scale" in alt]
+    whole, model, optimizer, rest, small = (
+        int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", drawn)
+    )
+    assert (model, optimizer) == (sizes["model"], sizes["optimizer"])
+    assert small == sizes["scheduler"] + sizes["epoch"]
+    assert model + optimizer + rest == whole
+    assert f"the file: {whole:,} bytes" in printed("05_snapshots")
