@@ -113,12 +113,15 @@ def attend(query, key, value, query_positions, key_positions):
     -inf described above.
     """
     # cut 15.2: attention over some of the keys
-    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
+    group = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(group, 1)
+    value = value.repeat_interleave(group, 1)
     scores = query @ key.mT / query.shape[-1] ** 0.5
     scores.masked_fill_(key_positions > query_positions.unsqueeze(1), float("-inf"))
     log_sum_exp = torch.logsumexp(scores, -1, keepdim=True)
-    nothing = log_sum_exp.isneginf()
-    return (scores - log_sum_exp.masked_fill(nothing, 0)).exp() @ value, log_sum_exp
+    nothing = log_sum_exp.isneginf()  # where a query has no key, -inf - (-inf) would be NaN
+    weights = (scores - log_sum_exp.masked_fill(nothing, 0)).exp()
+    return weights @ value, log_sum_exp
     # end
 
 
@@ -131,7 +134,8 @@ def merge(output, log_sum_exp, new_output, new_log_sum_exp):
     # cut 15.3: merge two results into one
     both = torch.logaddexp(log_sum_exp, new_log_sum_exp)
     divisor = both.masked_fill(both.isneginf(), 0)
-    old_share, new_share = (log_sum_exp - divisor).exp(), (new_log_sum_exp - divisor).exp()
+    old_share = (log_sum_exp - divisor).exp()
+    new_share = (new_log_sum_exp - divisor).exp()
     return old_share * output + new_share * new_output, both
     # end
 
@@ -152,7 +156,9 @@ def ring_forward(query, key, value):
     length = query.shape[-2] * world_size
     own_positions = positions(length, rank, world_size).chunk(2)
     queries = query.chunk(2, -2)
-    found = [(torch.zeros_like(one), torch.full_like(one[..., :1], -torch.inf)) for one in queries]
+    found = []  # for each half of the queries: output and log_sum_exp over the keys so far
+    for half in queries:
+        found.append((torch.zeros_like(half), torch.full_like(half[..., :1], -torch.inf)))
     held = torch.stack([key, value])
     for step in range(world_size):
         owner = (rank - step) % world_size
@@ -163,7 +169,8 @@ def ring_forward(query, key, value):
             found[own] = merge(*found[own], *more)
         if step + 1 < world_size:
             held = pass_on(held)
-    return tuple(torch.cat(both, -2) for both in zip(*found, strict=True))
+    (early_output, early_sum), (late_output, late_sum) = found
+    return torch.cat([early_output, late_output], -2), torch.cat([early_sum, late_sum], -2)
     # end
 
 
@@ -184,8 +191,10 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
     length, scale = query.shape[-2] * world_size, query.shape[-1] ** -0.5
     group = query.shape[1] // key.shape[1]
     own_positions = positions(length, rank, world_size).chunk(2)
-    taken = (gradient * output).sum(-1, keepdim=True)
-    mine = [one.chunk(2, -2) for one in (query, log_sum_exp, gradient, taken)]
+    queries = query.chunk(2, -2)
+    sums = log_sum_exp.chunk(2, -2)
+    output_gradients = gradient.chunk(2, -2)
+    subtracted = (gradient * output).sum(-1, keepdim=True).chunk(2, -2)
     query_gradient = torch.zeros_like(query)
     held = torch.stack([key, value])
     gradients = torch.zeros_like(held)
@@ -193,13 +202,18 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
         owner = (rank - step) % world_size
         their_positions = positions(length, owner, world_size).chunk(2)
         for own, its in meetings(rank, owner):
-            own_query, own_sum, above, own_taken = (one[own] for one in mine)
-            its_key, its_value = (one.repeat_interleave(group, 1) for one in held.chunk(2, -2)[its])
+            own_query, above = queries[own], output_gradients[own]
+            its_key, its_value = held.chunk(2, -2)[its]
+            its_key = its_key.repeat_interleave(group, 1)
+            its_value = its_value.repeat_interleave(group, 1)
+
             later = their_positions[its] > own_positions[own].unsqueeze(1)
             scores = (own_query @ its_key.mT * scale).masked_fill(later, -torch.inf)
-            weights = (scores - own_sum).exp()
-            scores_gradient = weights * (above @ its_value.mT - own_taken) * scale
+            weights = (scores - sums[own]).exp()
+            scores_gradient = weights * (above @ its_value.mT - subtracted[own]) * scale
             query_gradient.chunk(2, -2)[own].add_(scores_gradient @ its_key)
+
+            # All heads of queries that share a head of keys contribute to its gradient.
             its_gradients = gradients.chunk(2, -2)[its]
             of_key, of_value = scores_gradient.mT @ own_query, weights.mT @ above
             its_gradients[0].add_(of_key.unflatten(1, (-1, group)).sum(2))

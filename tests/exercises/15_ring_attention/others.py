@@ -26,20 +26,27 @@ def running_maximum():
         mine = positions(length, rank, world_size).chunk(2)
         queries = (query * query.size(-1) ** -0.5).chunk(2, -2)
         # For each half the largest score, the sum of exps, and the mean times that, without exp(largest).
-        largest = [torch.full_like(one[..., :1], -1e30) for one in queries]
-        sums, outputs = ([torch.zeros_like(one) for one in some] for some in (largest, queries))
+        largest = []
+        sums = []
+        outputs = []
+        for half in queries:
+            largest.append(torch.full_like(half[..., :1], -1e30))
+            sums.append(torch.zeros_like(half[..., :1]))
+            outputs.append(torch.zeros_like(half))
         for owner in [*range(rank, -1, -1), *range(world_size - 1, rank, -1)]:
             if owner != rank:
                 key, value = to_the_right(key), to_the_right(value)
             theirs = positions(length, owner, world_size).chunk(2)
             for a, b in meetings(rank, owner):
-                its_key, its_value = (one.chunk(2, -2)[b].repeat_interleave(group, 1) for one in (key, value))
+                its_key = key.chunk(2, -2)[b].repeat_interleave(group, 1)
+                its_value = value.chunk(2, -2)[b].repeat_interleave(group, 1)
                 scores = torch.einsum("...qd,...kd->...qk", queries[a], its_key)
                 scores = torch.where(mine[a][:, None] >= theirs[b], scores, float("-inf"))
                 most = torch.maximum(largest[a], scores.amax(-1, keepdim=True))
-                old, exps, largest[a] = (largest[a] - most).exp(), (scores - most).exp(), most
+                old = (largest[a] - most).exp()
+                exps = (scores - most).exp()
+                largest[a] = most
                 sums[a] = sums[a] * old + exps.sum(-1, keepdim=True)
                 outputs[a] = outputs[a] * old + exps @ its_value
-        both = zip(sums, outputs, largest, strict=True)
-        found = [(output / total, most + total.log()) for total, output, most in both]
-        return tuple(torch.cat(halves, -2) for halves in zip(*found, strict=True))
+        total = torch.cat(sums, -2)
+        return torch.cat(outputs, -2) / total, torch.cat(largest, -2) + total.log()

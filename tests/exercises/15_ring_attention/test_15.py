@@ -40,7 +40,8 @@ def view(tensor):
 
 def order(student, me, given):
     """A function of numbers, for several cases."""
-    return [getattr(student, given["function"])(*case) for case in given["cases"]]
+    function = getattr(student, given["function"])
+    return [function(*case) for case in given["cases"]]
 
 
 def call(student, me, given):
@@ -72,7 +73,10 @@ def large(student, me, given):
         torch.logaddexp(scores, scores).masked_fill(scores > 0, -torch.inf).softmax(-1)
         torch.stack([small, small]).logsumexp(-1).exp().sum()
         del small, scores
-        tensors = [one @ given["wide"] if one.shape[-1] > 1 else one for one in given["tensors"]]
+        tensors = []
+        for one in given["tensors"]:
+            is_log_sum_exp = one.shape[-1] == 1
+            tensors.append(one if is_log_sum_exp else one @ given["wide"])
         # The least of three times: on a busy machine, gloo may let go of a message late.
         needed = []
         for _ in range(3):
@@ -91,15 +95,9 @@ def large(student, me, given):
 def places_of(length, rank, world_size):
     """The positions of a rank in zigzag order."""
     chunk = length // (2 * world_size)
-    early, late = rank * chunk, (2 * world_size - 1 - rank) * chunk
+    early = rank * chunk
+    late = (2 * world_size - 1 - rank) * chunk
     return [*range(early, early + chunk), *range(late, late + chunk)]
-
-
-def joined(lists):
-    every = []
-    for some in lists:
-        every += some
-    return every
 
 
 def spread(tensor, query):
@@ -109,12 +107,15 @@ def spread(tensor, query):
 
 def attention(query, key, value, query_places, key_places):
     """Output and log-sum-exp, in 64 bits."""
-    query, key, value = (one.double() for one in (query, key, value))
-    scores = query @ spread(key, query).mT * query.shape[-1] ** -0.5
+    query = query.double()
+    key = spread(key.double(), query)
+    value = spread(value.double(), query)
+    scores = query @ key.mT * query.shape[-1] ** -0.5
     is_later = torch.as_tensor(key_places) > torch.as_tensor(query_places)[:, None]
     scores = scores.masked_fill(is_later, -torch.inf)
     total = scores.logsumexp(-1, keepdim=True)
-    return (scores - total.nan_to_num(neginf=0.0)).exp() @ spread(value, query), total
+    weights = (scores - total.nan_to_num(neginf=0.0)).exp()
+    return weights @ value, total
 
 
 def whole(given):
@@ -156,7 +157,8 @@ def check_numbers(what, got, expected, relative=2e-5, wrong=no_mistakes):
 
 def check_pairs(function, names, cases, rights, relative=2e-5, alone=True, mistakes=no_mistakes):
     """attend or merge of (words, arguments). `alone`: arguments must not change."""
-    given = {"function": function, "names": names, "cases": [case for _, case in cases]}
+    arguments = [case for _, case in cases]
+    given = {"function": function, "names": names, "cases": arguments}
     (came,) = run(call, [given], group=False)
     for (words, case), right, one in zip(cases, rights, came["found"], strict=True):
         what = f"{function}{words}"
@@ -185,7 +187,8 @@ def test_1a_the_zigzag_order():
     cases = []
     for world_size in (1, 2, 3, 4, random.randint(5, 8)):
         length = 2 * world_size * (1 if world_size == 2 else random.randint(2, 5))
-        cases += [[length, rank, world_size] for rank in range(world_size)]
+        for rank in range(world_size):
+            cases.append([length, rank, world_size])
     # In a group of one process: what is asked for does not depend on this process's group.
     (found,) = run(order, [{"function": "positions", "cases": cases}])
     for (length, rank, world_size), got in zip(cases, found, strict=True):
@@ -213,7 +216,8 @@ def test_1b_which_halves_meet():
     cases = []
     for world_size in (1, 2, 3, 4, random.randint(5, 8)):
         for rank in range(world_size):
-            cases += [[rank, owner] for owner in range(world_size)]
+            for owner in range(world_size):
+                cases.append([rank, owner])
     (found,) = run(order, [{"function": "meetings", "cases": cases}])
     for (rank, owner), got in zip(cases, found, strict=True):
         same(f"meetings({rank}, {owner})", got, meet(rank, owner))
@@ -233,9 +237,15 @@ def attended(given):
     return [given[name] for name in NAMES]
 
 
+def in_float64(tensors):
+    """Tensors in float64, with digits that float32 has not."""
+    return [one.double() / 3 for one in tensors]
+
+
 def check_attend(*cases, relative=2e-5):
     """attend on cases of (words, (query, key, value), the queries' positions, the keys' positions)."""
-    given, rights = [], []
+    given = []
+    rights = []
     for words, tensors, own, its in cases:
         given.append((words, [*tensors, torch.tensor(own), torch.tensor(its)]))
         rights.append(attention(*tensors, own, its))
@@ -255,15 +265,17 @@ def attend_mistakes(query, key, value, own, its):
 
 def some(queries, keys):
     """So many queries and keys of a text."""
-    query, *both = attended(text(max(queries, keys)))
-    return [query[..., :queries, :], *(one[..., :keys, :] for one in both)]
+    query, key, value = attended(text(max(queries, keys)))
+    return [query[..., :queries, :], key[..., :keys, :], value[..., :keys, :]]
 
 
 def test_2a_output_and_log_sum_exp():
     """attend with 6 queries and 6 keys at positions 0 to 5, then with 5 queries and 9 keys in any order,
     where each query has some keys; everything in 2 texts with 3 heads of size 8"""
     keys = random.sample(range(25), 9)
-    queries = [29, min(keys), *(random.randint(min(keys), 29) for _ in range(3))]
+    queries = [29, min(keys)]
+    while len(queries) < 5:
+        queries.append(random.randint(min(keys), 29))
     every = list(range(6))
     first = "", attended(text(6)), every, every
     second = " for 5 queries and 9 keys", some(5, 9), queries, keys
@@ -272,9 +284,10 @@ def test_2a_output_and_log_sum_exp():
 
 def shifted(tensors, by):
     """Tensors whose scores are larger by so much, all of them."""
-    query, key, value = (one.clone() for one in tensors)
-    query[..., 0] = (abs(by) * query.shape[-1] ** 0.5) ** 0.5
-    key[..., 0] = query[..., 0].amax() * (1 if by > 0 else -1)
+    query, key, value = map(torch.clone, tensors)
+    root = (abs(by) * query.shape[-1] ** 0.5) ** 0.5
+    query[..., 0] = root
+    key[..., 0] = root if by > 0 else -root
     return query, key, value
 
 
@@ -290,7 +303,7 @@ def test_2b_large_scores():
     # A later key does not count, but its score may be far above all others.
     largest = key * torch.tensor([-1.0] * 5 + [1.0])[:, None]
     cases.append((" with scores near -300, except for the last key", (query, largest, value), every, every))
-    lowest = [one.double() for one in shifted(attended(text(6)), -12_000)]
+    lowest = list(map(torch.Tensor.double, shifted(attended(text(6)), -12_000)))
     cases.append((" with scores near -12000 in float64", lowest, every, every))
     check_attend(*cases, relative=1e-3)
 
@@ -311,7 +324,7 @@ def test_2d_shared_heads():
     for shared in (3, 6, 1):
         words = f" for 6 heads of queries and {so_many(6 // shared, 'head')} of keys and values"
         cases.append((words, attended(text(5, heads=6, shared=shared)), every, every))
-    cases.append((" for float64", [one.double() / 3 for one in cases[0][1]], every, every))
+    cases.append((" for float64", in_float64(cases[0][1]), every, every))
     check_attend(*cases)
 
 
@@ -326,19 +339,21 @@ def over(side, tensors, places):
 
 def check_merge(*cases, relative=2e-5, alone=True):
     """merge on cases of (words, (query, key, value), queries' positions, one side's keys, the other's)."""
-    given, rights = [], []
+    given = []
+    rights = []
     for words, tensors, places, one_side, other_side in cases:
         results = [*over(one_side, tensors, places), *over(other_side, tensors, places)]
-        given.append((words, [one.to(tensors[0].dtype) for one in results]))
+        arguments = [one.to(tensors[0].dtype) for one in results]
+        given.append((words, arguments))
         rights.append(over(sorted([*one_side, *other_side]), tensors, places))
     check_pairs("merge", [*PAIR, "new_output", "new_log_sum_exp"], given, rights, relative, alone)
 
 
 def test_3a_each_weighted_by_its_share():
     """merge of the outputs over keys 0 to 3 and over keys 4 to 6, for queries at positions 7 to 11"""
-    query, *both = attended(text(12))
+    query, key, value = attended(text(12))
     # That nothing is changed is asked for in 3b.
-    case = "", (query[..., 7:, :], *both), list(range(7, 12)), [0, 1, 2, 3], [4, 5, 6]
+    case = "", (query[..., 7:, :], key, value), list(range(7, 12)), [0, 1, 2, 3], [4, 5, 6]
     check_merge(case, alone=False)
 
 
@@ -348,7 +363,7 @@ def test_3b_nothing_on_one_side_and_large_numbers():
     tensors = attended(text(12))
     places = list(range(12))
     check_merge(
-        (" of float64", [one.double() / 3 for one in tensors], places, [0, 1, 2], [3, 4, 5]),
+        (" of float64", in_float64(tensors), places, [0, 1, 2], [3, 4, 5]),
         (", where some queries had no old key", tensors, places, [3, 4, 5], [0, 1, 2]),
         (", where some queries have no new key", tensors, places, [0, 1, 2], [9, 10]),
         (", where some queries have no key on either side", tensors, places, [6, 7], [4, 5]),
@@ -371,6 +386,14 @@ def shards_of(given, names, world_size):
     return found
 
 
+def with_results(given, right):
+    """A text together with its output and log_sum_exp, which ring_backward is given, too."""
+    given = dict(given)
+    for name in PAIR:
+        given[name] = right[name].to(given["query"].dtype)
+    return given
+
+
 def run_around(given, world_size, backward):
     function, names, _ = WAYS[backward]
     inputs = []
@@ -383,7 +406,7 @@ def check_around(given, world_size, relative, backward=False):
     """ring_forward or ring_backward on shards of this text. Returns what came."""
     function, _, wanted = WAYS[backward]
     right = whole(given)
-    given = given | {name: right[name].to(given["query"].dtype) for name in PAIR}
+    given = with_results(given, right)
     ranks = run_around(given, world_size, backward)
     for rank, one in enumerate(ranks):
         # First: whoever divides the query in its place gets other numbers by that.
@@ -411,17 +434,21 @@ def forward_mistakes(given, right, name, rank, world_size):
         return {}
     length = given["query"].shape[-2]
     every = range(world_size)
-    places = [places_of(length, other, world_size) for other in every]
     around = [(rank - step) % world_size for step in every]
+
+    def places(ranks):
+        """The positions of these ranks, one rank after the other."""
+        found = []
+        for other in ranks:
+            found += places_of(length, other, world_size)
+        return found
 
     def over(keys, at):
         """Output and log-sum-exp over the keys of these ranks, taken for the keys of the ranks `at`."""
-        there = joined(places[other] for other in keys)
-        taken = joined(places[other] for other in at)
-        query = given["query"][..., places[rank], :]
-        key = given["key"][..., there, :]
-        value = given["value"][..., there, :]
-        return attention(query, key, value, places[rank], taken)
+        query = given["query"][..., places([rank]), :]
+        key = given["key"][..., places(keys), :]
+        value = given["value"][..., places(keys), :]
+        return attention(query, key, value, places([rank]), places(at))
 
     output, log_sum_exp = over(every, every)
     wrong = {
@@ -453,8 +480,10 @@ def backward_mistakes(given, right, name, rank, world_size):
         if other == rank:
             alone = whole(given | {"gradient": its})[name]
             wrong["only the queries of this rank counted"] = shard(alone, rank, world_size)
-            kept = [shard(alone, one, world_size) for one in range(world_size)]
-            wrong["nothing had been passed on"] = sum(kept)
+            all_shards = 0
+            for one in range(world_size):
+                all_shards = all_shards + shard(alone, one, world_size)
+            wrong["nothing had been passed on"] = all_shards
         else:
             wrong[f"it were that of rank {other}'s {name}"] = shard(right[name], other, world_size)
     return wrong
@@ -471,7 +500,8 @@ def check_ring(world_size, shared, kind, relative, **more):
     )
     given = text(length, heads=4, shared=shared)
     if "float64" in kind:
-        given = {name: one.double() for name, one in given.items()}
+        for name in given:
+            given[name] = given[name].double()
         relative *= 1e-5
     if "300" in kind:
         given |= dict(zip(NAMES, shifted(attended(given), 300), strict=True))
@@ -527,7 +557,7 @@ def check_memory(backward):
     wide = torch.linalg.qr(floats(WIDE, 2)).Q.T * (WIDE / 2) ** 0.25
     thin = text(LENGTH, size=2, texts=1, heads=1)
     right = whole(thin)
-    given = thin | {name: right[name].float() for name in PAIR}
+    given = with_results(thin, right)
     for name, one in right.items():
         if one.shape[-1] > 1:
             right[name] = one @ wide[:, -2:].double()
@@ -560,7 +590,7 @@ def check_left_out(backward):
     )
     given = text(3 * chunks, texts=chunks - 1, heads=1)
     right = whole(given)
-    given |= {name: right[name].float() for name in PAIR}
+    given = with_results(given, right)
     for number in range(chunks - 1):
         given["value"][number, :, 3 * (number + 1) : 3 * (number + 2)] = torch.nan
     name = "query" if backward else "output"
