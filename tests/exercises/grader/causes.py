@@ -57,7 +57,8 @@ def ended_words(code: int) -> str:
 
 def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -> Cause:
     """The cause that an exception is. All in `error` are the worker's own words."""
-    words, kind = str(error.get("words", "")), str(error.get("kind", "an exception"))
+    words = str(error.get("words", ""))
+    kind = str(error.get("kind", "an exception"))
     if kind == "NotImplementedError" and HOLE.match(words):
         return Cause(Near.NOT_WRITTEN, error["time"], rank, "failed", f"not written yet: {words}")
     absent = ABSENT.fullmatch(words)
@@ -70,8 +71,10 @@ def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -
         came = f"{who} called sys.exit({words}){place}"
     elif kind == "BadFrame":
         came = f"{who} sent something that is not a valid result ({words})"
+    elif words:
+        came = f"{who} raised {kind}: {words}{place}"
     else:
-        came = f"{who} raised {kind}{': ' * bool(words)}{words}{place}"
+        came = f"{who} raised {kind}{place}"
     near = Near.BYSTANDER if BYSTANDER.search(words) and not alone else Near.OWN
     return Cause(near, error["time"], rank, "error", came)
 
@@ -86,17 +89,27 @@ def ended(rank: int, one: dict[str, Any], who: str, files: dict[str, str]) -> Ca
     return Cause(Near.OWN, when, rank, "timeout", came)
 
 
+def without_result(ranks: Ranks, dies: Iterable[int]) -> Ranks:
+    """The ranks that have sent none, but for those that were to be killed."""
+    found = {}
+    for rank, one in ranks.items():
+        was_to_die = rank in dies and one["ended"] in KILLED
+        if one["value"] is None and not was_to_die:
+            found[rank] = one
+    return found
+
+
 def explain(why: str, seconds: float, seen: list[dict], files: dict[str, str], dies: Iterable[int]) -> None:
     """Raise a Verdict that names the earliest cause, or return if every rank has sent a result."""
     ranks = dict(enumerate(seen))
     for rank, one in ranks.items():
         if one["broken"]:
             raise Verdict("infrastructure", f"rank {rank} did not start: {one['broken']}")
-    may_be_killed = {rank for rank in dies if ranks[rank]["ended"] in KILLED}
-    missing = {rank: one for rank, one in ranks.items() if one["value"] is None and rank not in may_be_killed}
+    missing = without_result(ranks, dies)
     if not missing:
         return
-    alone, causes = len(ranks) == 1, []
+    alone = len(ranks) == 1
+    causes = []
     for rank, one in missing.items():
         who = "your code" if alone else f"rank {rank}"
         if one["error"]:
@@ -110,10 +123,16 @@ def explain(why: str, seconds: float, seen: list[dict], files: dict[str, str], d
             f"this machine is too busy: a run has not ended, in which ranks ran for {seconds:.0f} s in all"
         )
         raise Verdict("infrastructure", words)
-    if why in (too_much := used_too_much()):
+    too_much = used_too_much()
+    if why in too_much:
         raise Verdict("error", f"your code {too_much[why]} across all its processes")
-    busy = {rank: one for rank, one in missing.items() if not one["inside"]} or missing
-    busy = {rank: one for rank, one in busy.items() if standing(one, files)}
+
+    # Of those that are in no call of torch.distributed, or else of all, whoever is in the student's code.
+    outside = [rank for rank, one in missing.items() if not one["inside"]]
+    busy = {}
+    for rank in outside or missing:
+        if standing(missing[rank], files):
+            busy[rank] = missing[rank]
     if why == "stuck" or not busy:
         raise Verdict("timeout", stuck(ranks, missing, files))
     who = f"your code{stood(busy, files).removeprefix('rank 0')}" if alone else stood(busy, files)

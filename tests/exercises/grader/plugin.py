@@ -42,8 +42,10 @@ class State:
     """What has come of the checks so far."""
 
     def __init__(self, config):
-        self.folder, self.seed = Path(config.getoption("--submission")).resolve(), config.getoption("--seed")
-        self.results, self.wanted = {}, None
+        self.folder = Path(config.getoption("--submission")).resolve()
+        self.seed = config.getoption("--seed")
+        self.results = {}
+        self.wanted = None
         self.used = 0.0  # seconds of all runs of the submission
 
     def result(self, entry):
@@ -77,13 +79,15 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path, config):
     """Read no file of an exercise that nobody asks for. Beside the exercises lies nothing to be collected."""
-    name = collection_path.name
-    if collection_path.parent == HERE and collection_path.is_dir():
-        wanted = config.stash[STATE].wanted
-        names = {identity.partition(".")[0] for identity in wanted} if wanted else None
-        is_one = (collection_path / "exercise.toml").exists()
-        return True if not is_one or (names and name.partition("_")[0] not in names) else None
-    return None
+    if collection_path.parent != HERE or not collection_path.is_dir():
+        return None
+    asked_for = set()  # all exercises, if there are none
+    for identity in config.stash[STATE].wanted or ():
+        asked_for.add(identity.partition(".")[0])
+    number = collection_path.name.partition("_")[0]
+    is_exercise = (collection_path / "exercise.toml").exists()
+    is_ignored = not is_exercise or (asked_for and number not in asked_for)
+    return True if is_ignored else None
 
 
 def pytest_unconfigure(config):
@@ -95,18 +99,18 @@ def pytest_unconfigure(config):
 def pytest_collection_modifyitems(config, items):
     """Say which check each test belongs to, in the order in which one works; leave out what --only does not
     ask for. A check runs the checks that it needs, too, unless a path, `::test_2a` or `-k` has chosen."""
-    state, order = config.stash[STATE], {}
+    state = config.stash[STATE]
+    order = {}  # for each check its place, and what exercise.toml says about it
     for item in items:
-        one = exercises.exercise(item.path.parent.name.partition("_")[0])
-        identity = f"{one['id']}.{NAME.match(item.name)[1]}"
-        item.exercise = one
-        item.entry = next((entry for entry in one["check"] if entry["id"] == identity), None)
-        if item.entry is None:
-            raise pytest.UsageError(
-                f"{item.name} is a case of {identity}: {one['stem']}/exercise.toml lacks it"
-            )
-        for entry in one["check"]:
+        item.exercise = exercises.exercise(item.path.parent.name.partition("_")[0])
+        for entry in item.exercise["check"]:
             order.setdefault(entry["id"], (len(order), entry))
+        identity = f"{item.exercise['id']}.{NAME.match(item.name)[1]}"
+        if identity not in order:
+            stem = item.exercise["stem"]
+            raise pytest.UsageError(f"{item.name} is a case of {identity}: {stem}/exercise.toml lacks it")
+        _, item.entry = order[identity]
+
     needed = set()
     todo = list(order if state.wanted is None else state.wanted)
     while todo:
@@ -114,11 +118,17 @@ def pytest_collection_modifyitems(config, items):
         if name in order and name not in needed:
             needed.add(name)
             todo += order[name][1].get("needs", [])
-    config.hook.pytest_deselected(items=[item for item in items if item.entry["id"] not in needed])
-    items[:] = sorted(
-        (item for item in items if item.entry["id"] in needed), key=lambda item: order[item.entry["id"]][0]
-    )
-    state.wanted = {item.entry["id"] for item in items} & (state.wanted or set(order))
+
+    chosen, left_out = [], []
+    for item in items:
+        if item.entry["id"] in needed:
+            chosen.append(item)
+        else:
+            left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = sorted(chosen, key=lambda item: order[item.entry["id"]][0])
+    there = {item.entry["id"] for item in chosen}
+    state.wanted = there & (state.wanted or set(order))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,8 +138,11 @@ def pytest_pyfunc_call(pyfuncitem):
     result = item.config.stash[STATE].result(item.entry)
     if result.status not in ("passed", "skipped") and result.came:
         pytest.skip("another case of this check has failed")
+    verdict = None
     try:
-        verdict = verdict_of(item, result)
+        check(item, result)
+    except Verdict as error:
+        verdict = error
     except pytest.skip.Exception as error:  # it cannot be looked at on this system
         if result.status == "not reached":
             result.status, result.came = "skipped", str(error)
@@ -146,38 +159,55 @@ def pytest_pyfunc_call(pyfuncitem):
     raise verdict
 
 
-def verdict_of(item, result):
-    """The Verdict on one test with the files of the submission; None if it passes."""
+def check(item, result):
+    """Run one test with the files of the submission. Raises Verdict unless it passes."""
     state = item.config.stash[STATE]
-    needed = [state.results[need] for need in item.entry.get("needs", []) if need in state.results]
-    missing = [one.id for one in needed if one.status not in ("passed", "skipped")]
-    if missing:
-        return Verdict("not reached", f"{' and '.join(missing)} must pass first")
-    try:
-        attempt = prepared(item, state.folder)
-    except Verdict as verdict:
-        # Of checks that cannot begin for one reason, the first has failed.
-        said = {other.came for other in state.results.values() if other.about_file}
-        result.about_file = True
-        if verdict.came in said:
-            return Verdict("not reached", verdict.came)
-        return verdict
+    check_needed(item, state)
+    attempt = first_attempt(item, result, state)
     if state.used > SUBMISSION_SECONDS:
-        return Verdict("timeout", f"the time limit of {SUBMISSION_SECONDS} s for a submission was reached")
+        raise Verdict("timeout", f"the time limit of {SUBMISSION_SECONDS} s for a submission was reached")
     error, attempt = tried_again(item, attempt, state.folder)
     state.used += attempt.used
     result.tried = attempt.tried or tried_by(item)
     runs = [(result.tried, *run) for run in attempt.printed]
     result.output = wording.visible(printed.some(runs, error is None)) or result.output
     result.printed += wording.visible(printed.whole(runs))
-    if error is None:
-        return None
+    if error is not None:
+        raise verdict_on(item, error, attempt)
+
+
+def check_needed(item, state):
+    """The checks that this one needs have passed, as far as they were run."""
+    missing = []
+    for need in item.entry.get("needs", []):
+        if need in state.results and state.results[need].status not in ("passed", "skipped"):
+            missing.append(need)
+    if missing:
+        raise Verdict("not reached", f"{' and '.join(missing)} must pass first")
+
+
+def first_attempt(item, result, state):
+    """Of checks that cannot begin for one reason, the first has failed, and the others are not reached."""
+    try:
+        return prepared(item, state.folder)
+    except Verdict as verdict:
+        said = {other.came for other in state.results.values() if other.about_file}
+        result.about_file = True
+        if verdict.came in said:
+            raise Verdict("not reached", verdict.came) from None
+        raise
+
+
+def verdict_on(item, error, attempt):
+    """What the student reads about a test that has raised this error."""
     verdict = as_verdict(item, error, attempt)
     if verdict.status in ("failed", "timeout") and attempt.roots:
         verdict.came += f"; {attempt.roots}"
-    if verdict.status != "infrastructure" and (ours := solution_fails(item)):
-        words = f"with these inputs, the recorded solution does not pass it either ({ours})"
-        return Verdict("infrastructure", f"the check itself failed: {words}")
+    if verdict.status != "infrastructure":
+        ours = solution_fails(item)
+        if ours:
+            words = f"with these inputs, the recorded solution does not pass it either ({ours})"
+            return Verdict("infrastructure", f"the check itself failed: {words}")
     return verdict
 
 
@@ -237,16 +267,21 @@ def as_verdict(item, error, attempt):
     if isinstance(error, AssertionError):
         return Verdict("failed", str(error).partition("\n")[0])
     words = f"{type(error).__name__}: {error}"
-    if isinstance(error, ranks.Broken | OSError):
-        is_theirs = False
-    elif SOLUTIONS.exists():
-        is_theirs = tried_with(item, prepared(item, SOLUTIONS)) is None
+    if is_theirs(item, error, attempt):
+        verdict = Verdict("error", f"your code sent something that the check cannot read ({words})")
     else:
-        is_theirs = isinstance(error, OF_VALUES) and attempt.runs > 0
-    if is_theirs:
-        return Verdict("error", f"your code sent something that the check cannot read ({words})")
-    trace = "".join(traceback.format_exception(error))[-3000:]
-    return Verdict("infrastructure", f"the check itself failed: {words}", trace)
+        trace = "".join(traceback.format_exception(error))[-3000:]
+        verdict = Verdict("infrastructure", f"the check itself failed: {words}", trace)
+    return verdict
+
+
+def is_theirs(item, error, attempt):
+    """Whether an error that is no Verdict comes from what the submission has sent."""
+    if isinstance(error, ranks.Broken | OSError):
+        return False
+    if SOLUTIONS.exists():
+        return tried_with(item, prepared(item, SOLUTIONS)) is None
+    return isinstance(error, OF_VALUES) and attempt.runs > 0
 
 
 def solution_fails(item):
@@ -289,7 +324,8 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_terminal_summary(terminalreporter, config):
-    state, write = config.stash[STATE], terminalreporter.write_line
+    state = config.stash[STATE]
+    write = terminalreporter.write_line
     by_exercise = {}
     for result in state.results.values():
         by_exercise.setdefault(result.id.partition(".")[0], []).append(result)

@@ -21,12 +21,18 @@ def some(runs: list[Run], passed: bool) -> str:
     there = [run for run in runs if run[2]]
     if not there:
         return ""
-    tried, count, texts = max(reversed(there), key=lambda run: run[1]) if passed else there[-1]
+    if passed:
+        shown = max(reversed(there), key=lambda run: run[1])  # of those with the most ranks, the last
+        first, last = PASSED
+    else:
+        shown = there[-1]
+        first, last = FAILED
+    tried, count, texts = shown
     lines = []
     if passed or there[-1] is not runs[-1]:
         lines.append(f"-- {tried}")
     for rank, text in texts.items():
-        lines += by(rank, count, shortened(text.splitlines(), *(PASSED if passed else FAILED)))
+        lines += by(rank, count, shortened(text.splitlines(), first, last))
     return "\n".join(lines)
 
 
@@ -62,14 +68,19 @@ def fewer(lines: list[str], first: int, last: int) -> list[str]:
 
 def by(rank: int, count: int, lines: list[str]) -> list[str]:
     """Each line with the rank that has printed it, where there are several."""
-    return lines if count == 1 else [f"rank {rank} | {line}" for line in lines]
+    if count == 1:
+        return lines
+    return [f"rank {rank} | {line}" for line in lines]
 
 
 def keep(identity: str, results: list[Result], out: Path) -> str:
     """Write all that the checks of an exercise have printed into a file. Returns words that name it; none if
     there is nothing to write, or no place to write it."""
     path = out / "printed" / f"{identity}.txt"
-    text = "".join(f"== {one.id} {one.title}\n{one.printed}\n\n" for one in results if one.printed)
+    text = ""
+    for one in results:
+        if one.printed:
+            text += f"== {one.id} {one.title}\n{one.printed}\n\n"
     try:
         path.unlink(missing_ok=True)  # what is there is of another run
         if text:

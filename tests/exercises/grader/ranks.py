@@ -78,7 +78,8 @@ def source_of(body):
             if node not in wanted:
                 wanted.add(node)
                 todo += mentioned(compile(ast.Module([node], []), "body", "exec"))
-    return ast.unparse(ast.Module([node for node in tree.body if node in wanted], []))
+    statements = [node for node in tree.body if node in wanted]
+    return ast.unparse(ast.Module(statements, []))
 
 
 def names_made_by(node):
@@ -110,18 +111,33 @@ class Rank:
 
     def __init__(self, number):
         self.number = number
-        self.buffer, self.read, self.stack = bytearray(), 0, b""
-        self.first, self.last, self.lines_between = bytearray(), bytearray(), 0
-        self.value = self.error = self.broken = self.ended = None
-        self.is_ready = self.has_answer = False
-        self.events, self.inside, self.time = [], {}, 0.0
-        pipes = [os.pipe() for _ in range(4)]
-        self.theirs = [pipes[0][0], *(writes for _, writes in pipes[1:])]
-        self.given = pipes[0][1]
-        reads = [reads for reads, _ in pipes[1:]]
-        self.pipes = dict(zip(("answers", "printed", "stack"), reads, strict=True))
-        for descriptor in self.pipes.values():
-            os.set_blocking(descriptor, False)
+        # What it has said: its answers, of which a part may still be missing, and how many bytes they had.
+        self.buffer = bytearray()
+        self.read = 0
+        self.is_ready = False
+        self.has_answer = False
+        self.value = None
+        self.error = None
+        self.broken = None
+        self.events = []
+        self.inside = {}  # the calls that have begun and not ended
+        # What it has printed, and where it was when it was asked.
+        self.first = bytearray()
+        self.last = bytearray()
+        self.lines_between = 0
+        self.stack = b""
+        # How and when its process has ended.
+        self.ended = None
+        self.time = 0.0
+
+        reads, self.given = os.pipe()
+        self.theirs = [reads]  # the ends that its process gets, in the order in which worker.live takes them
+        self.pipes = {}
+        for name in ("answers", "printed", "stack"):
+            reads, writes = os.pipe()
+            os.set_blocking(reads, False)
+            self.pipes[name] = reads
+            self.theirs.append(writes)
 
     def take(self, name, now):
         """Read what has come through a pipe. False if the pipe has been closed."""
@@ -158,9 +174,10 @@ class Rank:
             if "value" in found:
                 self.value, self.has_answer = (found["value"],), True
             elif "error" in found:
-                about = ("kind", "words", "place", "text")
-                self.error = {name: str(found["error"].get(name, ""))[:2000] for name in about}
-                self.error["time"], self.has_answer = now, True
+                error = {"time": now}
+                for name in ("kind", "words", "place", "text"):
+                    error[name] = str(found["error"].get(name, ""))[:2000]
+                self.error, self.has_answer = error, True
             elif "broken" in found and not self.is_ready:
                 self.broken, self.has_answer = str(found["broken"]), True
             elif "ready" in found:
@@ -171,8 +188,10 @@ class Rank:
             self.hear_nonsense(f"{type(error).__name__}: {error}")
 
     def hear_call(self, call):
-        is_right = all(type(call[name]) is type(usual) for name, usual in CALL.items())
-        if not is_right or len(self.events) > 20_000:
+        for name, usual in CALL.items():
+            if type(call[name]) is not type(usual):
+                raise ValueError("a call that is none")
+        if len(self.events) > 20_000:
             raise ValueError("a call that is none")
         self.events.append(call)
         key = call["event"], call["number"]
@@ -195,9 +214,20 @@ class Rank:
 
     def seen(self):
         """For causes.py and who_waits.py."""
-        names = ("value", "error", "broken", "ended", "events", "time")
-        seen = {name: getattr(self, name) for name in names}
-        return seen | {"inside": list(self.inside.values()), "stack": self.stack.decode(errors="replace")}
+        return {
+            "value": self.value,
+            "error": self.error,
+            "broken": self.broken,
+            "ended": self.ended,
+            "events": self.events,
+            "time": self.time,
+            "inside": list(self.inside.values()),
+            "stack": self.stack.decode(errors="replace"),
+        }
+
+    def close(self):
+        for descriptor in (self.given, *self.pipes.values()):
+            os.close(descriptor)
 
 
 def run(attempt, body, inputs, *, group=True, student=True, main=None, files=None, disk=False, dies=()):
@@ -227,14 +257,14 @@ def run(attempt, body, inputs, *, group=True, student=True, main=None, files=Non
     try:
         why = under_way(ranks, job, inputs, attempt, clock)
         found = SERVER.ask("look")
-        clock.look(delays_of(found))
+        clock.look(sums_of(found["lives"], "delay"))
         for rank, code in zip(ranks, found["codes"], strict=True):
-            rank.ended = code if rank.ended is None else rank.ended
+            if rank.ended is None:
+                rank.ended = code
     finally:
         attempt.used += clock.used
         for rank in ranks:
-            for descriptor in (rank.given, *rank.pipes.values()):
-                os.close(descriptor)
+            rank.close()
         # If it cannot remove what the run has left, the next run gets another sandbox.
         with contextlib.suppress(Broken):
             SERVER.ask("end")
@@ -252,7 +282,10 @@ def run(attempt, body, inputs, *, group=True, student=True, main=None, files=Non
     except Verdict as verdict:
         verdict.events = [rank.events for rank in ranks]  # what each rank has told until then
         raise
-    return [rank.value[0] if rank.value else None for rank in ranks]
+    values = []
+    for rank in ranks:
+        values.append(rank.value[0] if rank.value else None)
+    return values
 
 
 class Clock:
@@ -320,12 +353,14 @@ class Stillness:
 
 def under_way(ranks, job, inputs, attempt, clock):
     """Start the ranks, and wait until all have answered or ended. Says why it stopped."""
-    ends = [end for rank in ranks for end in rank.theirs]
+    ends = []
+    for rank in ranks:
+        ends += rank.theirs
     # Where something is forbidden must be imported to take it away: torch.distributed.fsdp, half a second a
     # rank.
-    imports = sorted({name.rpartition(".")[0] for name in job["forbidden"]})
+    imports = {name.rpartition(".")[0] for name in job["forbidden"]}
     try:
-        SERVER.ask("start", ends, ranks=len(ranks), imports=imports)
+        SERVER.ask("start", ends, ranks=len(ranks), imports=sorted(imports))
     finally:
         for end in ends:
             os.close(end)
@@ -335,63 +370,98 @@ def under_way(ranks, job, inputs, attempt, clock):
             data = fork_server.pack(job | {"inputs": mine}) + b"\n"
             while data:
                 data = data[os.write(rank.given, data) :]
-    why = watch(ranks, attempt, clock)
+    why = Watch(ranks, attempt, clock).until_it_ends()
     if why in ("stuck", "timeout"):
-        ask_where([rank for rank in ranks if not rank.has_answer and rank.is_ready])
+        silent = [rank for rank in ranks if not rank.has_answer and rank.is_ready]
+        ask_where(silent)
     return why
 
 
-def watch(ranks, attempt, clock):
-    """Take what the ranks send until all have answered or ended. Says why it stopped."""
-    has_begun = False
-    stillness = Stillness()
-    looked = clock.began
-    pause = 0.05
-    with selectors.DefaultSelector() as choose:
-        for rank in ranks:
-            for name, descriptor in rank.pipes.items():
-                choose.register(descriptor, selectors.EVENT_READ, (rank, name))
-        while True:
-            ready = choose.select(0.05)
-            for key, _ in ready:
-                rank, name = key.data
-                if not rank.take(name, clock.passed()):
-                    choose.unregister(key.fd)
-                    if name == "answers" and not rank.has_answer:
-                        has_ended(ranks, rank, clock.passed())
-            running = [rank for rank in ranks if not rank.has_answer and rank.ended is None]
-            if not running:
-                return "done"
-            if not has_begun and all(rank.is_ready for rank in ranks):
-                has_begun = True
-                clock.restart()
-                for rank in ranks:
-                    with contextlib.suppress(BrokenPipeError):
-                        os.write(rank.given, b".")
-            if ready:
-                stillness.ends()
-            if time.monotonic() - looked < pause:
-                continue
-            began = time.monotonic()
-            found = SERVER.ask("look")
-            looked = time.monotonic()
-            # Where there are many processes, a look takes long.
-            pause = max(0.05, 5 * (looked - began))
-            clock.look(delays_of(found))
-            if why := too_much(found, attempt.limits["cpu_seconds"]):
-                return why
-            # Where ranks are started anew, each of them imports torch, which takes seconds.
-            is_starting = not has_begun and not fork_server.FORK
-            if clock.used > attempt.seconds and not is_starting:
-                return "timeout"
-            if clock.passed() > TOO_BUSY * attempt.seconds:
-                return "busy"
-            if ready or is_starting:
-                continue
-            seen = all(rank.inside for rank in running)
-            lives = [found["lives"][rank.number] for rank in running]
-            if all(lives) and stillness.look(lives, seen) > busyness() * (STILL if seen else STILL_UNSEEN):
-                return "stuck"
+class Watch:
+    """Takes what the ranks send until all have answered or ended, and looks at their processes now and
+    then."""
+
+    def __init__(self, ranks, attempt, clock):
+        self.ranks = ranks
+        self.attempt = attempt
+        self.clock = clock
+        self.stillness = Stillness()
+        self.has_begun = False  # the student's code
+        self.looked = clock.began
+        self.pause = 0.05  # seconds between two looks
+
+    def until_it_ends(self):
+        """Says why it stopped."""
+        why = ""
+        with selectors.DefaultSelector() as choose:
+            for rank in self.ranks:
+                for name, descriptor in rank.pipes.items():
+                    choose.register(descriptor, selectors.EVENT_READ, (rank, name))
+            while not why:
+                has_heard = self.listen(choose)
+                if not self.running():
+                    return "done"
+                if not self.has_begun and all(rank.is_ready for rank in self.ranks):
+                    self.let_begin()
+                if has_heard:
+                    self.stillness.ends()
+                if time.monotonic() - self.looked >= self.pause:
+                    why = self.look(has_heard)
+        return why
+
+    def running(self):
+        return [rank for rank in self.ranks if not rank.has_answer and rank.ended is None]
+
+    def listen(self, choose):
+        """Whether any rank has sent something, or has closed a pipe."""
+        ready = choose.select(0.05)
+        for key, _ in ready:
+            rank, name = key.data
+            if not rank.take(name, self.clock.passed()):
+                choose.unregister(key.fd)
+                if name == "answers" and not rank.has_answer:
+                    has_ended(self.ranks, rank, self.clock.passed())
+        return bool(ready)
+
+    def let_begin(self):
+        """All ranks are connected: now each may load the student's file."""
+        self.has_begun = True
+        self.clock.restart()
+        for rank in self.ranks:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(rank.given, b".")
+
+    def look(self, has_heard):
+        """What the processes do. Says why the run must end; no words if it may go on."""
+        began = time.monotonic()
+        found = SERVER.ask("look")
+        self.looked = time.monotonic()
+        # Where there are many processes, a look takes long.
+        self.pause = max(0.05, 5 * (self.looked - began))
+        self.clock.look(sums_of(found["lives"], "delay"))
+
+        # Where ranks are started anew, each of them imports torch, which takes seconds.
+        is_starting = not self.has_begun and not fork_server.FORK
+        why = too_much(found, self.attempt.limits["cpu_seconds"])
+        if why:
+            return why
+        if self.clock.used > self.attempt.seconds and not is_starting:
+            why = "timeout"
+        elif self.clock.passed() > TOO_BUSY * self.attempt.seconds:
+            why = "busy"
+        elif not has_heard and not is_starting and self.is_stuck(found["lives"]):
+            why = "stuck"
+        return why
+
+    def is_stuck(self, lives):
+        """Whether all that still run have been waiting for others for too long."""
+        running = self.running()
+        of_running = [lives[rank.number] for rank in running]
+        if not all(of_running):
+            return False
+        seen = all(rank.inside for rank in running)
+        longest = STILL if seen else STILL_UNSEEN
+        return self.stillness.look(of_running, seen) > busyness() * longest
 
 
 def busyness():
@@ -400,40 +470,42 @@ def busyness():
     return 1.0 if fork_server.linux.IS_HERE else max(1.0, os.getloadavg()[0] / os.cpu_count())
 
 
-def delays_of(found):
-    """For how long each rank and its children have waited for a core."""
-    delays = []
-    for life in found["lives"]:
-        delays.append(sum(one["delay"] for one in life))
-    return delays
+def sums_of(lives, name):
+    """For each rank, the sum of one number over its process and its children: `delay`, the seconds for which
+    they have waited for a core, or `ticks`, the hundredths of a second for which they had one."""
+    sums = []
+    for life in lives:
+        sums.append(sum(one[name] for one in life))
+    return sums
 
 
 def too_much(found, cpu_seconds):
-    """What all processes of a run have used too much of together, if anything."""
-    if found["memory"] > MEMORY_OF_ALL:
-        return "memory"
-    ticks = 0
-    for life in found["lives"]:
-        ticks += sum(one["ticks"] for one in life)
-    if ticks / 100 > cpu_seconds * (len(found["lives"]) + 2):
-        return "cpu"
+    """What all processes of a run have used too much of together; no word if nothing."""
+    seconds = sum(sums_of(found["lives"], "ticks")) / 100
+    is_too_much = {
+        "memory": found["memory"] > MEMORY_OF_ALL,
+        "cpu": seconds > cpu_seconds * (len(found["lives"]) + 2),
+    }
     if SERVER.level == 3:  # below it, files and network are those of the whole machine
-        if found["files"] > FILES_OF_ALL:
-            return "files"
-        if found["sockets"] > SOCKETS_OF_ALL:
-            return "sockets"
-        if found["lying"] > LYING_OF_ALL:
-            return "lying"
+        is_too_much["files"] = found["files"] > FILES_OF_ALL
+        is_too_much["sockets"] = found["sockets"] > SOCKETS_OF_ALL
+        is_too_much["lying"] = found["lying"] > LYING_OF_ALL
+    for what, is_so in is_too_much.items():
+        if is_so:
+            return what
     return ""
 
 
 def has_ended(ranks, rank, when):
     """A pipe was closed: has its process ended, and how?"""
-    rank.time, end = when, time.monotonic() + 1
+    rank.time = when
+    end = time.monotonic() + 1
     while rank.ended is None and time.monotonic() < end:
         rank.ended = SERVER.ask("look")["codes"][ranks.index(rank)]
-        time.sleep(0 if rank.ended is not None else 0.002)
-    rank.ended = -99 if rank.ended is None else rank.ended  # a process may close its pipe and go on
+        if rank.ended is None:
+            time.sleep(0.002)
+    if rank.ended is None:  # a process may close its pipe and go on
+        rank.ended = -99
 
 
 def ask_where(ranks):

@@ -56,12 +56,18 @@ def not_received(ranks: Ranks) -> str:
 
 def first_calls(ranks: Ranks) -> Ranks:
     """Of each rank that is in a call, the one that it is in."""
-    return {rank: one["inside"][0] for rank, one in ranks.items() if one["inside"]}
+    found = {}
+    for rank, one in ranks.items():
+        if one["inside"]:
+            found[rank] = one["inside"][0]
+    return found
 
 
 def waiting(ranks: Ranks, but: Iterable[int]) -> str:
     """Words about who waits for whom, beside the ranks that are the cause."""
-    inside = {rank: event for rank, event in first_calls(ranks).items() if rank not in but}
+    inside = first_calls(ranks)
+    for rank in but:
+        inside.pop(rank, None)
     if not inside:
         return ""
     first = next(iter(inside))
@@ -75,16 +81,27 @@ def unequal(ranks: Ranks, number: int = 0) -> str:
     for rank, event in begun(ranks):
         if event["event"] not in POINT and event["number"] >= number:
             calls.setdefault(event["number"], {})[rank] = event
-    for _, same in sorted(calls.items()):
-        first = next(iter(same.values()))
-        kinds = {event["event"] for event in same.values()}
-        sizes = {event["size"] for event in same.values()}
-        if len(kinds) > 1:
-            lines = ", ".join(f"rank {rank} called {call(event)}" for rank, event in same.items())
-            return f"the ranks do not make the same calls: {lines}"
-        if len(sizes) > 1 and first["event"] in ("all_reduce", "broadcast", "reduce"):
-            lines = ", ".join(f"rank {rank} gives {event['size']} numbers" for rank, event in same.items())
-            return f"the ranks give {call(first)} tensors of different size: {lines}"
+    for number in sorted(calls):
+        words = difference(calls[number])
+        if words:
+            return words
+    return ""
+
+
+def difference(of_ranks: dict[int, Event]) -> str:
+    """Words for a call, or a tensor, that is another one on some of the ranks; no words if all are alike."""
+    kinds, called = set(), []
+    sizes, gave = set(), []
+    for rank, event in of_ranks.items():
+        kinds.add(event["event"])
+        called.append(f"rank {rank} called {call(event)}")
+        sizes.add(event["size"])
+        gave.append(f"rank {rank} gives {event['size']} numbers")
+    if len(kinds) > 1:
+        return f"the ranks do not make the same calls: {', '.join(called)}"
+    first = next(iter(of_ranks.values()))
+    if len(sizes) > 1 and first["event"] in ("all_reduce", "broadcast", "reduce"):
+        return f"the ranks give {call(first)} tensors of different size: {', '.join(gave)}"
     return ""
 
 
@@ -103,11 +120,16 @@ def standing(one: dict[str, Any], files: dict[str, str]) -> str:
 
 
 def stood(ranks: Ranks, files: dict[str, str]) -> str:
-    places = {rank: standing(one, files) for rank, one in ranks.items()}
-    if len(set(places.values())) == 1:
+    places = []
+    of_each = []
+    for rank, one in ranks.items():
+        place = standing(one, files)
+        places.append(place)
+        of_each.append(f"rank {rank} was{place or ' somewhere else'}")
+    if len(set(places)) == 1:
         verb = "was" if len(places) == 1 else "were"
-        return f"{names(places)} {verb}{next(iter(places.values())) or ' outside of torch.distributed'}"
-    return ", ".join(f"rank {rank} was{place or ' somewhere else'}" for rank, place in places.items())
+        return f"{names(ranks)} {verb}{places[0] or ' outside of torch.distributed'}"
+    return ", ".join(of_each)
 
 
 def different_roots(ranks: Ranks) -> str:
@@ -117,10 +139,14 @@ def different_roots(ranks: Ranks) -> str:
     for rank, event in begun(ranks):
         if type(event.get("root")) is int:
             calls.setdefault((event["number"], event["event"]), {})[rank] = event
-    for _, same in sorted(calls.items()):
-        if len({event["root"] for event in same.values()}) > 1:
-            lines = ", ".join(f"rank {rank} with src={event['root']}" for rank, event in same.items())
-            return f"the ranks call {call(next(iter(same.values())))} with different values of src: {lines}"
+    for key in sorted(calls):
+        roots, lines = set(), []
+        for rank, event in calls[key].items():
+            roots.add(event["root"])
+            lines.append(f"rank {rank} with src={event['root']}")
+        if len(roots) > 1:
+            first = next(iter(calls[key].values()))
+            return f"the ranks call {call(first)} with different values of src: {', '.join(lines)}"
     return ""
 
 
@@ -131,25 +157,40 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     if not wait:
         those = f"{names(returned)} returned, and " if returned else ""
         return f"the run was stuck: {those}{stood(missing, files)}"
-    first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
     if returned:
-        verb = "was" if len(wait) == 1 else "were"
-        it = "it" if len(returned) == 1 else "them"
-        done = f"rank {first} was done with " if wait[first]["event"] in POINT else ""
-        before = f"{names(returned)} returned before {done}{call(wait[first])}"
-        return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
+        return some_returned(ranks, returned, wait)
+    return none_returned(ranks, wait, files)
 
-    # Nobody has returned. Somebody may be in a call that is none of torch.distributed, time.sleep for one.
-    elsewhere = {rank: one for rank, one in missing.items() if rank not in wait}
+
+def earliest(wait: dict[int, Event]) -> int:
+    """Which rank is in the earliest call."""
+    return min(wait, key=lambda rank: (wait[rank]["number"], rank))
+
+
+def some_returned(ranks: Ranks, returned: list[int], wait: dict[int, Event]) -> str:
+    first = earliest(wait)
+    verb = "was" if len(wait) == 1 else "were"
+    it = "it" if len(returned) == 1 else "them"
+    done = f"rank {first} was done with " if wait[first]["event"] in POINT else ""
+    before = f"{names(returned)} returned before {done}{call(wait[first])}"
+    return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
+
+
+def none_returned(ranks: Ranks, wait: dict[int, Event], files: dict[str, str]) -> str:
+    first = wait[earliest(wait)]
+    # Somebody may be in a call that is none of torch.distributed, time.sleep for one.
+    elsewhere = {rank: one for rank, one in ranks.items() if rank not in wait}
     if elsewhere:
-        return f"{stood(elsewhere, files)}; {names(wait)} waited in {call(wait[first])}"
+        return f"{stood(elsewhere, files)}; {names(wait)} waited in {call(first)}"
 
     # At the earliest call of those that wait, they may not do the same.
-    number = wait[first]["number"]
-    kinds = {event["event"] for event in wait.values() if event["number"] == number}
-    if not kinds <= set(POINT):
-        words = unequal(ranks, number)
-        if words:
-            return words
-    lines = "; ".join(f"rank {rank} in {call(event)}" for rank, event in wait.items())
-    return f"all ranks are waiting and none can go on: {lines}{not_received(ranks)}"
+    is_collective = False
+    lines = []
+    for rank, event in wait.items():
+        lines.append(f"rank {rank} in {call(event)}")
+        if event["number"] == first["number"] and event["event"] not in POINT:
+            is_collective = True
+    words = unequal(ranks, first["number"]) if is_collective else ""
+    if words:
+        return words
+    return f"all ranks are waiting and none can go on: {'; '.join(lines)}{not_received(ranks)}"
