@@ -77,8 +77,11 @@ class Me:
                 parts = [*call.get("operations", []), *call.get("parts", [])]
                 if not parts and phase == "begin":  # a single message
                     parts = [["isend", call["peer"], call["bytes"]]]
-                sends = [(peer, size) for kind, peer, size in parts if kind == "isend"]
-                total += sum(size for peer, size in sends if peer in others or peer is to)
+                sizes = 0
+                for kind, peer, size in parts:
+                    if kind == "isend" and (peer in others or peer is to):
+                        sizes += size
+                total += sizes
                 continue
             if phase == "begin":
                 size = call["bytes"]
@@ -107,9 +110,9 @@ def salted(salt):
 
     def own_hash(value):
         if isinstance(value, str | bytes):
-            return hash((salt, value))
-        if type(value) in (tuple, frozenset):
-            return hash(type(value)(map(own_hash, value)))
+            value = (salt, value)
+        elif type(value) in (tuple, frozenset):
+            value = type(value)(map(own_hash, value))
         return hash(value)
 
     return own_hash
@@ -129,7 +132,10 @@ class Waited:
     """The handle of an asynchronous call, which says when it is waited for."""
 
     def __init__(self, work, tell, kept=(), part=0):
-        self._work, self._tell, self._kept, self._part = work, tell, kept, part
+        self._work = work
+        self._tell = tell
+        self._kept = kept
+        self._part = part
 
     def wait(self, *words, **named):
         self._tell("wait", part=self._part)
@@ -153,6 +159,14 @@ def size_of(value, of="numel"):
     return 0
 
 
+def largest(values, of="numel"):
+    """The size of the largest tensor, or list of tensors, among these."""
+    most = 0
+    for value in values:
+        most = max(most, size_of(value, of))
+    return most
+
+
 def peer_of(name, words, named):
     """To whom a message goes, or from whom it is to come; None where that is not said."""
     if name not in ("send", "recv", "isend", "irecv"):
@@ -174,7 +188,11 @@ def operations_of(name, words, named):
     """The messages of batch_isend_irecv, or of a single one: name, peer and bytes of each."""
     if name != "batch_isend_irecv":
         return []
-    calls = next((value for value in (*words, *named.values()) if isinstance(value, list)), [])
+    calls = []
+    for value in (*words, *named.values()):
+        if isinstance(value, list):
+            calls = value
+            break
     found = []
     for one in calls:
         peer = getattr(one, "peer", None)
@@ -191,15 +209,100 @@ def parts_of(name, words, named, rank_count):
         "all_to_all_single": ("output", "input", "output_split_sizes", "input_split_sizes"),
     }
     given = {**dict(zip(names.get(name, ()), words, strict=False)), **named}
+    sizes = []
     inputs = given.get("input_tensor_list")
-    sizes = [size_of(one, "bytes") for one in inputs] if isinstance(inputs, list | tuple) else []
+    if isinstance(inputs, list | tuple):
+        sizes = [size_of(one, "bytes") for one in inputs]
     if name == "all_to_all_single":
         size = size_of(given.get("input"), "bytes")
         splits = given.get("input_split_sizes")
-        good = isinstance(splits, list | tuple) and all(type(one) is int for one in splits) and any(splits)
-        splits = splits if good else [1] * rank_count
+        if not are_splits(splits):
+            splits = [1] * rank_count
         sizes = [size * one // sum(splits) for one in splits]
     return [["isend", rank, size] for rank, size in enumerate(sizes)]
+
+
+def are_splits(value):
+    """Whether these can be the sizes of parts: whole numbers, not all of them zero."""
+    if not isinstance(value, list | tuple):
+        return False
+    return all(type(one) is int for one in value) and any(value)
+
+
+class Watcher:
+    """Notes each call of torch.distributed, and tells the grader when it begins and ends."""
+
+    def __init__(self, me, files, kind_of_handle):
+        self.me = me
+        self.files = files
+        self.kind_of_handle = kind_of_handle
+        self.own = threading.local()
+        self.number = 0  # of the last call
+        self.nth = {}  # how many calls there were of each name
+        # gloo loses a message whose handle is dropped. A handle that was waited for is let go, because it
+        # holds the tensor, and so a student's graph.
+        self.kept = []
+
+    def watched(self, name, call):
+        @functools.wraps(call)
+        def collective(*words, **named):
+            if getattr(self.own, "is_inside", False):
+                self.own.inner += largest((*words, *named.values()), "bytes")
+                return call(*words, **named)
+            return self.outermost(name, call, words, named)
+
+        return collective
+
+    def outermost(self, name, call, words, named):
+        """A call that the student's code makes, and none of the functions that are watched."""
+        self.own.is_inside = True
+        self.own.inner = 0
+        self.number += 1
+        self.nth[name] = self.nth.get(name, 0) + 1
+        of_all = {"event": name, "number": self.number, "nth": self.nth[name]}
+        of_all["peer"] = peer_of(name, words, named)
+        of_all["where"] = line_of_student(self.files)
+
+        def tell(phase, **more):
+            call_of = {**of_all, "phase": phase, **more}
+            self.me.calls.append(call_of)
+            self.me.tell(call_of)
+
+        given = (*words, *named.values())
+        operations = operations_of(name, words, named)
+        more = {
+            "root": root_of(name, words, named),
+            "operations": operations,
+            "parts": parts_of(name, words, named, self.me.world_size),
+            "bytes": largest(given, "bytes"),
+            "size": largest(given),
+            "asynchronous": bool(named.get("async_op")),
+        }
+        time.sleep(self.me.delays.get(name, 0))
+        tell("begin", **more)
+        try:
+            result = call(*words, **named)
+        except BaseException:
+            tell("raised")
+            raise
+        finally:
+            self.own.is_inside = False
+        tell("end", inner=self.own.inner)  # bytes of what it called itself: objects go as tensors
+
+        if name == "batch_isend_irecv":
+            return self.handles_of(operations, result, tell)
+        if name == "isend":
+            self.kept.append(result)
+        return Waited(result, tell, self.kept) if isinstance(result, self.kind_of_handle) else result
+
+    def handles_of(self, operations, works, tell):
+        """Those of batch_isend_irecv, of which only the handles of messages that are sent are kept."""
+        found = []
+        for part, work in enumerate(works):
+            if part < len(operations) and operations[part][0] == "isend":
+                self.kept.append(work)
+            found.append(Waited(work, tell, self.kept, part))
+        return found
 
 
 def watch(me, files):
@@ -208,62 +311,11 @@ def watch(me, files):
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    own = threading.local()
-    number = [0]  # of the last call
-    nth = {}  # how many calls there were of each name
-    kept = []  # handles of messages
-
-    def watched(name, call):
-        @functools.wraps(call)
-        def collective(*words, **named):
-            given = (*words, *named.values())
-            if getattr(own, "is_inside", False):
-                own.inner += max([0, *(size_of(value, "bytes") for value in given)])
-                return call(*words, **named)
-            own.is_inside = True
-            own.inner = 0
-            number[0] += 1
-            nth[name] = nth.get(name, 0) + 1
-            peer = peer_of(name, words, named)
-            of_all = {"event": name, "number": number[0], "nth": nth[name], "peer": peer}
-            of_all["where"] = line_of_student(files)
-
-            def tell(phase, **more):
-                call_of = {**of_all, "phase": phase, **more}
-                me.calls.append(call_of)
-                me.tell(call_of)
-
-            more = {"root": root_of(name, words, named)}
-            more["operations"] = operations_of(name, words, named)
-            more["parts"] = parts_of(name, words, named, me.world_size)
-            more["bytes"] = max([0, *(size_of(value, "bytes") for value in given)])
-            size = max([0, *map(size_of, given)])
-            time.sleep(me.delays.get(name, 0))
-            tell("begin", size=size, asynchronous=bool(named.get("async_op")), **more)
-            try:
-                result = call(*words, **named)
-            except BaseException:
-                tell("raised")
-                raise
-            finally:
-                own.is_inside = False
-            tell("end", inner=own.inner)  # bytes of what it called itself: objects go as tensors
-            works = result if name == "batch_isend_irecv" else [result]
-            # gloo loses a message whose handle is dropped. A handle that was waited for is let go, because it
-            # holds the tensor, and so a student's graph.
-            sends = [part for part, one in enumerate(more["operations"]) if one[0] == "isend"]
-            sends = [0] if name == "isend" else sends
-            kept.extend(works[part] for part in sends if part < len(works))
-            if name == "batch_isend_irecv":
-                return [Waited(work, tell, kept, part) for part, work in enumerate(works)]
-            return Waited(result, tell, kept) if isinstance(result, dist.Work) else result
-
-        return collective
-
+    watcher = Watcher(me, files, dist.Work)
     for name in COLLECTIVES.split():
         call = getattr(dist, name, None)
         if call is not None:
-            wrapped = watched(name, call)
+            wrapped = watcher.watched(name, call)
             setattr(dist, name, wrapped)
             setattr(distributed_c10d, name, wrapped)
 
@@ -332,13 +384,18 @@ def report(error, files):
     kind = type(error)
     name = type.__getattribute__(kind, "__name__")
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-    place, texts = "", []
+    place = ""
+    texts = []
     # Innermost first. It may be in a function that was given: then the mistake is in a line that calls it.
     for frame in lines[: -MOST_CALLS - 2 : -1]:
         where = f"line {frame.lineno}"
-        where += "" if place and frame.filename == lines[-1].filename else f" of {frame.filename}"
-        texts.append(f"called in {where}: `{frame.line}`" if place else f"`{frame.line}`")
-        place = place or where
+        if not place or frame.filename != lines[-1].filename:
+            where += f" of {frame.filename}"
+        if place:
+            texts.append(f"called in {where}: `{frame.line}`")
+        else:
+            texts.append(f"`{frame.line}`")
+            place = where
     if isinstance(error, SyntaxError) and BaseException.__getattribute__(error, "__dict__") == {}:
         place = f"line {error.lineno} of {error.filename}"
     try:
@@ -358,7 +415,9 @@ def live(number, order, home, ends):
     os.dup2(printed, 2)
     os.closerange(3, 100)
     os.closerange(104, 4096)
-    lock, write, dumps, leave = threading.Lock(), os.write, json.dumps, os._exit
+    # Names of our own, because the student's code may put other functions in the places of these.
+    write, dumps, leave = os.write, json.dumps, os._exit
+    lock = threading.Lock()
 
     def tell(value):
         send(dumps(value).encode())
