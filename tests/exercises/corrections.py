@@ -43,20 +43,33 @@ def what_is_wrong(row, students):
     """Why a row would count for nothing, in words: a name that is misspelled, or no number of points."""
     student, name, points = row["student"], row["check"], row["points"]
     if student not in students:
-        return f"there is no submission of {student!r}"
+        why = f"there is no submission of {student!r}"
+    elif name and name not in known_names():
+        why = f"{student} has no check {name}"
+    elif points and not name:
+        why = f"{points} points of {student} need a check or an exercise"
+    elif not is_number_of_points(points or "0"):
+        why = f"{points!r} of {student} is no number of points"
+    else:
+        why = ""
+    return why
+
+
+def known_names():
+    """Of all exercises, and of all checks."""
     known = set()
     for one in manifest():
         known.add(one["id"])
-        known.update(entry["id"] for entry in one["check"])
-    if name and name not in known:
-        return f"{student} has no check {name}"
-    if points and not name:
-        return f"{points} points of {student} need a check or an exercise"
+        for entry in one["check"]:
+            known.add(entry["id"])
+    return known
+
+
+def is_number_of_points(word):
     try:
-        is_number = 0 <= float(points or 0) < math.inf
+        return 0 <= float(word) < math.inf
     except ValueError:
-        is_number = False
-    return "" if is_number else f"{points!r} of {student} is no number of points"
+        return False
 
 
 def applied(record, rows):

@@ -55,7 +55,8 @@ def grade_files(files, exercises, seed):
     with tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder:
         for name, data in files.items():
             copy_to(Path(folder) / name, data)
-        graded, said = batch.grade(folder, ",".join(one["id"] for one in exercises), seed)
+        names = [one["id"] for one in exercises]
+        graded, said = batch.grade(folder, ",".join(names), seed)
     for one in exercises:
         if len(graded.get(one["id"], [])) != len(one["check"]):
             last = (said.strip().splitlines() or ["it printed nothing"])[-1]
@@ -94,8 +95,34 @@ def untouched_of(one, files):
         # Line ends and what an editor strips are no answer. How far a line is indented can be one.
         return [line.rstrip() for line in data.rstrip().splitlines()]
 
-    own = {name for name in files if lines(files[name]) != lines((STARTERS / name).read_bytes())}
-    return [entry["id"] for entry in one["check"] if own.isdisjoint(entry.get("files", one["files"]))]
+    own = set()
+    for name, data in files.items():
+        if lines(data) != lines((STARTERS / name).read_bytes()):
+            own.add(name)
+    untouched = []
+    for entry in one["check"]:
+        if own.isdisjoint(entry.get("files", one["files"])):
+            untouched.append(entry["id"])
+    return untouched
+
+
+def not_handed_in(record, found, exercises):
+    """The exercises that are absent, with what may be meant for them, and the checks that are untouched. For
+    exercises that are not graded now, the record says it."""
+    now = {one["id"] for one in exercises}
+    absent = {}
+    for name, guess in record["absent"].items():
+        if name not in now:
+            absent[name] = guess
+    untouched = set()
+    for name in record["untouched"]:
+        if name.partition(".")[0] not in now:
+            untouched.add(name)
+    for one in exercises:
+        if found.files.keys().isdisjoint(one["files"]):
+            absent[one["id"]] = found.guesses.get(one["id"], "")
+        untouched.update(untouched_of(one, found.files))
+    return absent, untouched
 
 
 def broken_by(results):
@@ -124,7 +151,9 @@ def grade_into(student, submission, out, exercises, seed):
             words += f"/{redrawn[name]}"
         return hashlib.sha256(words.encode()).hexdigest()[:12]
 
-    marks, results, todo = {}, record["exercises"], []
+    marks = {}
+    results = record["exercises"]
+    todo = []
     for one in exercises:
         marks[one["id"]] = fingerprint(one, found.files, seed_of(one["id"]), level)
         if record["marks"].get(one["id"]) != marks[one["id"]]:
@@ -144,13 +173,11 @@ def grade_into(student, submission, out, exercises, seed):
             marks[name] = fingerprint(one, found.files, seed_of(name), level)
 
     broken = [name for name, some in results.items() if broken_by(some)]
-    absent = {name: guess for name, guess in record["absent"].items() if name not in marks}
-    for one in exercises:
-        if not any(name in found.files for name in one["files"]):
-            absent[one["id"]] = found.guesses.get(one["id"], "")
-    untouched = {name for name in record["untouched"] if name.partition(".")[0] not in marks}
-    for one in exercises:
-        untouched.update(untouched_of(one, found.files))
+    absent, untouched = not_handed_in(record, found, exercises)
+    # An exercise that this machine has not graded is graded again the next time.
+    marks = record["marks"] | marks
+    for name in broken:
+        marks.pop(name, None)
     record = {
         "student": student,
         "seed": seed_of(""),
@@ -163,7 +190,7 @@ def grade_into(student, submission, out, exercises, seed):
         "untouched": sorted(untouched),
         "kept": not todo,
         "seconds": time.monotonic() - began if todo else record["seconds"],
-        "marks": {name: mark for name, mark in (record["marks"] | marks).items() if name not in broken},
+        "marks": marks,
         "exercises": dict(sorted(results.items())),
     }
     pages.write_student(record, folder, broken)
@@ -206,7 +233,10 @@ def grade_in_pool(found, records, level, arguments, exercises, jobs, progress):
                     progress(records[given[done]])
         except KeyboardInterrupt:
             batch.end(pool)
-            new = sum(not record["infrastructure"] and not record["kept"] for record in records.values())
+            new = 0
+            for record in records.values():
+                if not record["infrastructure"] and not record["kept"]:
+                    new += 1
             refuse(f"interrupted: all grades are kept, {new} of them new; run the same command to continue")
 
 
@@ -240,10 +270,11 @@ def grade_class(arguments, exercises):
     todo = found
     if arguments.student:
         if arguments.student not in found:
+            words = f"there is no submission of {arguments.student}"
             near = difflib.get_close_matches(arguments.student, found)
-            refuse(
-                f"there is no submission of {arguments.student}{f': did you mean {near[0]}?' if near else ''}"
-            )
+            if near:
+                words += f": did you mean {near[0]}?"
+            refuse(words)
         todo = {arguments.student: found[arguments.student]}
     level = arguments.level or walls.machine()["level"]
     if level < 3 and not arguments.force:
@@ -285,7 +316,10 @@ def grade_class(arguments, exercises):
 
 def sum_up(records, ignored, out, seconds):
     failed = [record for record in records if record["infrastructure"]]
-    kept = sum(bool(record.get("kept")) for record in records)
+    kept = 0
+    for record in records:
+        if record.get("kept"):
+            kept += 1
     print(f"{len(records) - len(failed) - kept} graded, {kept} kept from an earlier run, {seconds:.0f} s")
     print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
     for record in records:
@@ -332,7 +366,8 @@ def grade_one(arguments, exercises):
     finally:
         ranks.SERVER.close()
     for one in exercises:
-        print(report(one, [Result(**result) for result in graded[one["id"]]]), end="\n\n")
+        results = [Result(**result) for result in graded[one["id"]]]
+        print(report(one, results), end="\n\n")
     record = {
         "student": handed.shown(arguments.one.name),
         "seed": seed,
@@ -368,8 +403,10 @@ def doctor():
     print(f"submissions are contained at {walls.containment(found['level'])}")
     for level in (3, 2, 1):
         why = found["why"].get(level)
-        print(f"  level {level}: {'no: ' + why if why else 'yes'} ({walls.MEANING[level]})")
-    print(f"  Landlock: {'version ' + str(found['landlock']) if found['landlock'] else 'no'}")
+        is_here = f"no: {why}" if why else "yes"
+        print(f"  level {level}: {is_here} ({walls.MEANING[level]})")
+    landlock = f"version {found['landlock']}" if found["landlock"] else "no"
+    print(f"  Landlock: {landlock}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory().total / 1e9
     print(f"  {so_many(cores, 'core')}, {memory:.1f} GB of memory")

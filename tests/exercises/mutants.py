@@ -42,8 +42,11 @@ class Case:
 
 def cases(one):
     """Each submission with which an exercise is tested: solution, starter, other solutions, mutants."""
-    solution = {name: (SOLUTIONS / name).read_text() for name in one["files"]}
-    starter = {name: (STARTERS / name).read_text() for name in one["files"]}
+    solution = {}
+    starter = {}
+    for name in one["files"]:
+        solution[name] = (SOLUTIONS / name).read_text()
+        starter[name] = (STARTERS / name).read_text()
     found = [
         Case(one["id"], "solution", "solution", solution),
         Case(one["id"], "starter", "starter", starter),
@@ -67,17 +70,20 @@ def overlays(one):
     path = HERE / one["stem"] / "others.py"
     if not path.exists():
         return
-    functions, common = [], []
+    functions = []
+    common = []
     for node in ast.parse(path.read_text()).body[1:]:
         if isinstance(node, ast.FunctionDef):
             functions.append(node)
         else:
             common.append(node)
     for node in functions:
+        parts = {}
         if len(one["files"]) > 1:
-            parts = {f"{one['stem']}/{part.name}.py": part.body for part in node.body[1:]}
+            for part in node.body[1:]:
+                parts[f"{one['stem']}/{part.name}.py"] = part.body
         else:
-            parts = {one["files"][0]: node.body}
+            parts[one["files"][0]] = node.body
         files = {}
         for file, body in parts.items():
             files[file] = laid_over(SOLUTIONS / file, written(common), body)
@@ -114,9 +120,17 @@ def verdict(case, seed):
     one = exercise(case.identity)
     begin = time.monotonic()
     results, said = graded(case, seed)
-    score = sum(result["score"] for result in results)
-    total = sum(result["points"] for result in results)
-    failed = [result for result in results if result["status"] != "passed"]
+    score = 0
+    total = 0
+    failed = []
+    is_broken = False
+    for result in results:
+        score += result["score"]
+        total += result["points"]
+        if result["status"] != "passed":
+            failed.append(result)
+        if result["status"] == "infrastructure":
+            is_broken = True
 
     words = ""
     if failed:
@@ -124,7 +138,7 @@ def verdict(case, seed):
         words = f"{first['id']} {first['status']}: {first['came']} | {first['expected']}"
     if not results:
         right, words = False, f"pytest gave no results: {said[-900:]}"
-    elif any(result["status"] == "infrastructure" for result in results):
+    elif is_broken:
         right = False
     elif case.kind == "mutant":
         right = is_killed(case, failed)
@@ -161,9 +175,11 @@ def is_killed(case, failed):
 def unfinished(one):
     """What a finished exercise has and this one has not, in words. A new one falls short of all of it, and
     is graded all the same."""
-    rows = cases(one)
-    kinds = Counter(case.kind for case in rows)
-    killers = {case.killed_by for case in rows}
+    kinds = Counter()
+    killers = set()
+    for case in cases(one):
+        kinds[case.kind] += 1
+        killers.add(case.killed_by)
     words = []
     for kind, name, least in (("mutant", "mutants", MUTANTS), ("other", "other solutions", OTHERS)):
         if kinds[kind] < least:
@@ -181,12 +197,14 @@ def unfinished(one):
 def sentence():
     """How much the grader is tested with, as tests/README.md says it: counted without running anything."""
     every = manifest()
-    checks, points = 0, 0
+    checks = 0
+    points = 0
     kinds = Counter()
     for one in every:
         checks += len(one["check"])
         points += points_of(one)
-        kinds.update(case.kind for case in cases(one))
+        for case in cases(one):
+            kinds[case.kind] += 1
     return (
         f"{len(every)} exercises, {checks} checks, {points} points. "
         f"The grader itself is tested with {kinds['mutant']} mutants of the solutions, each of which must "

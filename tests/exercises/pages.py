@@ -61,8 +61,13 @@ def every(record):
     return found
 
 
+def total(results, name):
+    """The sum of the scores or of the points."""
+    return sum(result[name] for result in results)
+
+
 def points(results):
-    return wording.number(sum(result["score"] for result in results))
+    return wording.number(total(results, "score"))
 
 
 def is_broken(results):
@@ -74,7 +79,7 @@ def earned(results):
     """`9 of 12 points`"""
     if is_broken(results):
         return "not graded, because this machine failed"
-    most = wording.number(sum(result["points"] for result in results))
+    most = wording.number(total(results, "points"))
     return f"{points(results)} of {most} points"
 
 
@@ -108,7 +113,8 @@ def report(record):
 
 def of_exercise(record, identity):
     """The part of a student's page about one exercise."""
-    results, lines = record["exercises"][identity], []
+    results = record["exercises"][identity]
+    lines = []
     for result in results:
         status = result["status"]
         score = wording.number(result["score"])
@@ -168,7 +174,7 @@ def gradescope(record):
         for words in comments(record, name):
             about.append(f"comment on {name}: {words}" if name else f"comment: {words}")
     return {
-        "score": sum(result["score"] for result in every(record)),
+        "score": total(every(record), "score"),
         "output": "\n".join(about),
         "output_format": "text",
         "stdout_visibility": "hidden",
@@ -190,16 +196,38 @@ def write_student(record, folder, broken=False):
 OF_CLASS = ("status", "not handed in", "corrected", "comments")
 
 
+def exercises_of(records):
+    """The exercises for which any student has a grade, in their order."""
+    there = set()
+    for record in records:
+        there.update(record["exercises"])
+    return [one for one in manifest() if one["id"] in there]
+
+
+def corrected_checks(record):
+    found = []
+    for result in every(record):
+        if result["corrected_from"] is not None:
+            found.append(result["id"])
+    return found
+
+
+def all_comments(record):
+    """Each with the name of its exercise or check, if it is about one."""
+    found = []
+    for name, some in record["comments"].items():
+        for words in some:
+            found.append(f"{name}: {words}" if name else words)
+    return found
+
+
 def write_class(records, out, seed, by_hand):
     """The tables have the points after the corrections by hand; the item analysis has what the grader has
     found."""
     graded = [record for record in records if not record["infrastructure"]]
-    there = set()
-    for record in records:
-        there.update(record["exercises"])
-    ours = [one for one in manifest() if one["id"] in there]
+    ours = exercises_of(records)
     names = [one["id"] for one in ours]
-    maximum = wording.number(sum(points_of(one) for one in ours))
+    maximum = wording.number(sum(map(points_of, ours)))
 
     class_rows = [["student", *names, "total", "maximum", *OF_CLASS]]
     nbgrader = [["assignment", "student_id", "score", "max_score"]]
@@ -217,14 +245,10 @@ def write_class(records, out, seed, by_hand):
         for name, guess in record["absent"].items():
             absent.append(f"{name} ({guess})" if guess else name)
         absent = safe(", ".join(absent))
-        corrected = " ".join(one["id"] for one in every(after) if one["corrected_from"] is not None)
-        comments_of_all = []
-        for name, some in after["comments"].items():
-            for words in some:
-                comments_of_all.append(f"{name}: {words}" if name else words)
-        said_by_hand = safe("; ".join(comments_of_all))
-        total = points(every(after))
-        class_rows.append([student, *scores, total, maximum, status, absent, corrected, said_by_hand])
+        corrected = " ".join(corrected_checks(after))
+        said_by_hand = safe("; ".join(all_comments(after)))
+        of_all = points(every(after))
+        class_rows.append([student, *scores, of_all, maximum, status, absent, corrected, said_by_hand])
         for one, score in zip(ours, scores, strict=True):
             nbgrader.append([one["stem"], student, score, wording.number(points_of(one))])
     write(out / "grades.csv", class_rows)
@@ -256,8 +280,10 @@ def kind(record, result):
 
 
 def of(record, identity):
-    results = record["exercises"][identity.partition(".")[0]]
-    return next(result for result in results if result["id"] == identity)
+    for result in record["exercises"][identity.partition(".")[0]]:
+        if result["id"] == identity:
+            return result
+    raise KeyError(identity)
 
 
 KINDS = ("passed", "failed", "not reached", "not tried")
@@ -265,7 +291,8 @@ KINDS = ("passed", "failed", "not reached", "not tried")
 
 def items(records, exercises, seed, missing):
     """The page about the checks: who passed each, and what most of the others did wrong."""
-    where = "; ".join(sorted({record["containment"] for record in records}))
+    containments = {record["containment"] for record in records}
+    where = "; ".join(sorted(containments))
     parts = [
         f"<h1>Item analysis: {wording.so_many(len(records), 'submission')}</h1>",
         f"<p class=dim>Seed {html.escape(str(seed))}. Contained at {html.escape(where)}.</p>",
@@ -294,7 +321,9 @@ def facts_of(records, entry):
             failed.append(result["came"])
     words = ""
     if failed:
-        ((cause, times),) = Counter(map(common, failed)).most_common(1)
-        example = next(came for came in failed if common(came) == cause)
+        causes = list(map(common, failed))
+        ((cause, times),) = Counter(causes).most_common(1)
+        example = failed[causes.index(cause)]
         words = f"{wording.so_many(times, 'time')}, for example: {html.escape(example[:200])}"
-    return [entry["id"], html.escape(entry["title"]), *(counts[name] for name in KINDS), words]
+    numbers = [counts[name] for name in KINDS]
+    return [entry["id"], html.escape(entry["title"]), *numbers, words]

@@ -23,7 +23,11 @@ def hole(found):
     instead = INSTEAD.findall(found[3])
     if not instead:
         return f'{found[1]}raise NotImplementedError("{found[2]}")\n'
-    return "".join(f"{found[1]}{line}\n" for line in instead if line)
+    lines = ""
+    for line in instead:
+        if line:
+            lines += f"{found[1]}{line}\n"
+    return lines
 
 
 def starter(text):
@@ -47,8 +51,11 @@ def answers(text):
 
 def sources():
     """All that students get a copy of."""
-    paths = sorted(SOLUTIONS.rglob("*.*"))
-    return [path for path in paths if NUMBERED.match(str(path.relative_to(SOLUTIONS)))]
+    found = []
+    for path in sorted(SOLUTIONS.rglob("*.*")):
+        if NUMBERED.match(str(path.relative_to(SOLUTIONS))):
+            found.append(path)
+    return found
 
 
 def table():
@@ -71,10 +78,15 @@ def forgotten():
     """What does not agree in an exercise, one line for each."""
     known = set()
     for one in manifest():
-        stem, tests = one["stem"], f"test_{one['id']}.py"
-        text = "".join((SOLUTIONS / name).read_text() for name in one["files"])
+        stem = one["stem"]
+        tests = f"test_{one['id']}.py"
+        text = ""
+        for name in one["files"]:
+            text += (SOLUTIONS / name).read_text()
+        listed = set()
         counted = Counter()
         for entry in one["check"]:
+            listed.add(entry["id"])
             for need in set(entry.get("needs", [])) - known:
                 yield f"{stem}/exercise.toml: {entry['id']} needs {need}, and no check above it has this id"
             if len(entry["hints"]) != 3:
@@ -90,9 +102,12 @@ def forgotten():
             yield f"solutions/{stem}.py: the docstring must say {points_of(one)} points in its first line"
         text = (HERE / stem / tests).read_text()
         if one["id"] == "04a":  # its checks "b" are all alike
-            text += "".join(f"\ndef test_{number}b_" for number in range(1, 11))
-        tested = {f"{one['id']}.{name}" for name in re.findall(r"\bdef test_(\d+[a-z]?)_", text)}
-        for name in sorted(tested ^ {entry["id"] for entry in one["check"]}):
+            for number in range(1, 11):
+                text += f"\ndef test_{number}b_"
+        tested = set()
+        for name in re.findall(r"\bdef test_(\d+[a-z]?)_", text):
+            tested.add(f"{one['id']}.{name}")
+        for name in sorted(tested ^ listed):
             has, lacks = (tests, "exercise.toml") if name in tested else ("exercise.toml", tests)
             yield f"{stem}: {has} has the check {name}, and {lacks} has not"
 
@@ -102,8 +117,9 @@ def main(check):
     if not SOLUTIONS.exists():
         sys.exit("error: starters are cut out of the folder solutions, which students do not get")
 
-    if lines := list(forgotten()):
-        sys.exit("\n".join(f"error: {line}" for line in lines))
+    errors = [f"error: {line}" for line in forgotten()]
+    if errors:
+        sys.exit("\n".join(errors))
     written = []
 
     def put(path, text):

@@ -16,9 +16,10 @@ def gathered():
 
     def average_gradients(model):
         world_size = dist.get_world_size()
-        mine = {
-            name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.requires_grad
-        }
+        mine = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.grad is not None:
+                mine[name] = parameter.grad
         everybody = [None] * world_size
         dist.all_gather_object(everybody, mine)
         for name, parameter in model.named_parameters():

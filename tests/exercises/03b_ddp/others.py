@@ -15,9 +15,11 @@ def thread():
             self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
         def send_next(self):
-            bucket = self.buckets[len(self.in_flight)]
-            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([part.reshape(-1) for part in parts])
+            parts = []
+            for parameter in self.buckets[len(self.in_flight)]:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parts.append(gradient.reshape(-1))
+            flat = torch.cat(parts)
 
             def send():
                 dist.all_reduce(flat.div_(dist.get_world_size()))
@@ -29,11 +31,17 @@ def thread():
             while len(self.in_flight) < len(self.buckets):
                 self.send_next()
             flats = [future.result() for future in self.in_flight]
-            parameters = [parameter for bucket in self.buckets for parameter in bucket]
-            there = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
+            parameters, sizes, there = [], [], []
+            for bucket in self.buckets:
+                for parameter in bucket:
+                    parameters.append(parameter)
+                    sizes.append(parameter.numel())
+                    there.append(parameter.grad is not None)
+            there = torch.tensor(there, dtype=torch.uint8)
             dist.all_reduce(there, op=dist.ReduceOp.MAX)
-            means = torch.cat(flats).split([parameter.numel() for parameter in parameters])
+            means = torch.cat(flats).split(sizes)
             for parameter, mean, one in zip(parameters, means, there, strict=True):
                 if one:
                     parameter.grad = mean.view_as(parameter).clone()
-            self.in_flight, self.missing = [], [len(bucket) for bucket in self.buckets]
+            self.in_flight = []
+            self.missing = [len(bucket) for bucket in self.buckets]

@@ -22,22 +22,23 @@ def manifest() -> list[Exercise]:
         except tomllib.TOMLDecodeError as error:
             raise SystemExit(f"error: {path.relative_to(HERE)}: {error}") from None
         for entry in one["check"]:
-            if lacking := {"id", "title", "points", "hints"} - set(entry):
+            lacking = {"id", "title", "points", "hints"} - set(entry)
+            if lacking:
                 name = entry.get("id", "a check without an id")
-                raise SystemExit(
-                    f"error: {path.relative_to(HERE)}: {name} lacks {', '.join(sorted(lacking))}"
-                )
+                words = f"{name} lacks {', '.join(sorted(lacking))}"
+                raise SystemExit(f"error: {path.relative_to(HERE)}: {words}")
         found.append(one)
     return sorted(found, key=lambda one: one["id"])
 
 
 def exercise(identity: str) -> Exercise:
     """The exercise that is meant: 03, 3, 3A, or 03_average_gradients."""
+    there = []
     for one in manifest():
         if identity.lower() in (one["id"], one["id"].removeprefix("0"), one["stem"]):
             return one
-    there = ", ".join(one["id"] for one in manifest())
-    raise SystemExit(f"error: there is no exercise {identity}; the exercises are {there}")
+        there.append(one["id"])
+    raise SystemExit(f"error: there is no exercise {identity}; the exercises are {', '.join(there)}")
 
 
 def wanted(words: str) -> set[str]:
@@ -55,7 +56,10 @@ def wanted(words: str) -> set[str]:
         one = exercise(identity)
         every = [entry["id"] for entry in one["check"]]
         name = re.escape(f"{one['id']}.{part}")
-        meant = {check for check in every if not part or re.fullmatch(f"{name}[a-z]?", check)}
+        meant = set()
+        for check in every:
+            if not part or re.fullmatch(f"{name}[a-z]?", check):
+                meant.add(check)
         if not meant:
             there = ", ".join(every)
             raise SystemExit(f"error: there is no check {one['id']}.{part}. Exercise {one['id']} has {there}")

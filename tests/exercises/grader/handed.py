@@ -62,11 +62,16 @@ class Found:
 
 def shown(name: str) -> str:
     """A name that may stand on a terminal, in a table and in a path beside ours. No two names become one."""
-    name = "".join(c if c.isprintable() and c not in "%;" else f"%{ord(c):02x}" for c in name)
+    name = "".join(map(shown_letter, name))
     if name.casefold() in OURS:
         name = f"%{ord(name[0]):02x}{name[1:]}"
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]
     return name if len(name.encode()) < 200 else f"{name[:40]}%{digest}"
+
+
+def shown_letter(letter: str) -> str:
+    is_plain = letter.isprintable() and letter not in "%;"
+    return letter if is_plain else f"%{ord(letter):02x}"
 
 
 def students(folder: Path) -> tuple[dict[str, Submission], list[str]]:
@@ -140,13 +145,22 @@ def entries(file: str, path: Path) -> Iterator[tuple]:
                 yield entry.name, partial(archive.extractfile, entry) if entry.isfile() else None
 
 
+def parts_of_files(exercises: list[Exercise]) -> dict[str, tuple[str, ...]]:
+    """Each declared file, with the folders and the name that make its path."""
+    found = {}
+    for one in exercises:
+        for name in one["files"]:
+            found[name] = PurePosixPath(name).parts
+    return found
+
+
 def collect(submission: Submission, exercises: list[Exercise]) -> Found:
     """The declared files of a submission, and nothing else of it. What lies deeper in a folder or an archive
     is found too, and the copy nearer the top counts; links are not followed."""
     found, depths = {}, {}  # of each file
     links = set()
     others = []
-    wanted = {name: PurePosixPath(name).parts for one in exercises for name in one["files"]}
+    wanted = parts_of_files(exercises)
     for file, path in submission.places.items():
         with contextlib.closing(entries(file, path)) as every:
             for name, start in every:
@@ -170,11 +184,13 @@ def collect(submission: Submission, exercises: list[Exercise]) -> Found:
                         depths[want] = depth
     guesses = {}
     for one in exercises:
-        if any(name in found for name in one["files"]):
+        if not found.keys().isdisjoint(one["files"]):
             continue
-        if links.intersection(one["files"]):
-            guesses[one["id"]] = f"{sorted(links.intersection(one['files']))[0]} is a link or a device"
-        elif guess := meant_for(one, others):
+        of_links = sorted(links.intersection(one["files"]))
+        guess = meant_for(one, others)
+        if of_links:
+            guesses[one["id"]] = f"{of_links[0]} is a link or a device"
+        elif guess:
             guesses[one["id"]] = f"is it {visible(guess)[:100]}?"
     return Found(found, "", guesses)
 

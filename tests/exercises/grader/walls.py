@@ -38,23 +38,37 @@ def home() -> str:
 @functools.cache
 def machine() -> dict[str, Any]:
     """What this machine offers: the best level of containment, and why not more."""
-    why = {level: words for level, words in ((3, no_bubblewrap()), (2, no_other_user())) if words}
-    level = max(level for level in (1, 2, 3) if level not in why)
+    why = {}
+    for level, words in ((3, no_bubblewrap()), (2, no_other_user())):
+        if words:
+            why[level] = words
+    level = 3
+    while level in why:
+        level -= 1
     return {"level": level, "why": why, "landlock": limits.landlock_version(), "root": os.getuid() == 0}
 
 
 def no_bubblewrap() -> str:
     """Why there is no level 3 here; no words if there is."""
     if sys.platform != "linux":
-        return "this is not Linux"
-    if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed"
-    if platform.machine() not in seccomp.MACHINES:
-        return f"grader/seccomp.py does not have the system call numbers of {platform.machine()}"
+        why = "this is not Linux"
+    elif shutil.which("bwrap") is None:
+        why = "bubblewrap is not installed"
+    elif platform.machine() not in seccomp.MACHINES:
+        why = f"grader/seccomp.py does not have the system call numbers of {platform.machine()}"
+    else:
+        why = failure_of_bubblewrap()
+    return why
+
+
+def failure_of_bubblewrap() -> str:
+    """What it says if it cannot start anything here; no words if it can."""
     with call_filter() as file:
         words = [*bubblewrap({}, file.fileno()), "true"]
         tried = subprocess.run(words, capture_output=True, text=True, pass_fds=[file.fileno()])
-    return f"bubblewrap does not work here: {tried.stderr.strip()[:120]}" if tried.returncode else ""
+    if tried.returncode == 0:
+        return ""
+    return f"bubblewrap does not work here: {tried.stderr.strip()[:120]}"
 
 
 def links_to_python(shown: list[Path]) -> list[tuple[Path, Path]]:
@@ -74,10 +88,20 @@ def no_other_user() -> str:
         return "this is not Linux"
     if os.getuid() != 0:
         return "only root can run processes as another user"
+    return python_is_closed() or repository_is_open()
+
+
+def python_is_closed() -> str:
+    """Why another user could not run Python; no words if one could."""
     for place in (Path(sys.prefix), Path(sys.base_prefix)):
         for folder in (place, *place.parents):
             if not folder.stat().st_mode & 0o001:
                 return f"another user could not run Python, because {folder} is closed to other users"
+    return ""
+
+
+def repository_is_open() -> str:
+    """Why another user could read the solutions or the checks; no words if none could."""
     if limits.landlock_version():
         return ""
     for place in filter(Path.exists, (SOLUTIONS, HERE)):
@@ -102,7 +126,12 @@ def containment(level: int) -> str:
         files = "Landlock limits file access"
     else:
         files = "no Landlock, so file access is not limited"
-    user = "" if level < 3 else ", separate user id" if machine()["root"] else ", own user namespace"
+    if level < 3:
+        user = ""
+    elif machine()["root"]:
+        user = ", separate user id"
+    else:
+        user = ", own user namespace"
     return f"level {level} ({MEANING[level]}{user}; {files})"
 
 
@@ -131,7 +160,10 @@ def bubblewrap(environment: dict[str, str], call_filter: int) -> list[str]:
     words += ["--size", str(TEMPORARY), "--perms", "0755", "--tmpfs", home()]
     shown = [Path(sys.prefix), Path(sys.base_prefix), SANDBOX]
     seen = [*shown, Path(LARGE_PAGES)]
-    for folder in sorted({above for place in seen for above in place.parents} - {Path("/")}):
+    above = set()
+    for place in seen:
+        above.update(place.parents)
+    for folder in sorted(above - {Path("/")}):
         words += ["--perms", "0755", "--dir", str(folder)]
     for place in (*SYSTEM, LARGE_PAGES):
         words += ["--ro-bind-try", place, place]
