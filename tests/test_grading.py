@@ -506,8 +506,8 @@ def test_nothing_is_left_when_grading_is_interrupted(number, tmp_path):
         assert said == ("error: interrupted\n" if number == signal.SIGINT else "")
         wait_for(lambda: not left(), 20)
     finally:
-        for pid in left():
-            os.kill(pid, signal.SIGKILL)
+        for process in left():
+            process.kill()
         limits.prctl(limits.SUBREAPER, 0)
 
 
