@@ -40,8 +40,10 @@ def draw_wires():
         arrow(axes, start, end)
     arrow(axes, (1.3, 2.1), (1.3, 5.7))
     box(axes, 10.3, 3.2, 3.8, 1.4, "cores, memory", colour=GREY)
-    for x, y in ((9.9, 5.8), (14.6, 5.8), (14.6, 2.0), (9.9, 2.0)):
-        arrow(axes, (x, y), (13.2 if x > 12 else 11.2, 4.6 if y > 3 else 3.2), both=True)
+    arrow(axes, (9.9, 5.8), (11.2, 4.6), both=True)
+    arrow(axes, (14.6, 5.8), (13.2, 4.6), both=True)
+    arrow(axes, (14.6, 2.0), (13.2, 3.2), both=True)
+    arrow(axes, (9.9, 2.0), (11.2, 3.2), both=True)
     picture(
         "Two models of four processes. On the left a ring, in which each process has its own wire to the "
         "next. On the right, all four exchange messages through the same cores and the same memory."
@@ -52,34 +54,38 @@ def draw_fit(measured, fitted, seconds_of):
     """Measured times and the lines of both models, one below the other."""
     grid = plt.subplots(2, sharex=True, figsize=(5, 6.4))[1]
     sizes = np.geomspace(2**12, 2**24, 60)
-    colours = {2: BLUE, 3: GREEN, 4: RED}
+    looks = {2: (BLUE, "-", "o"), 3: (GREEN, "-", "s"), 4: (RED, "--", "D")}  # of each number of processes
+    largest, largest_takes = list(measured[4].items())[-1]
+    said = []
     for axes, (model, constants) in zip(grid, fitted.items(), strict=True):
-        for (ranks, times), marker in zip(measured.items(), "osD", strict=True):
-            kind, style = ("predicted", "--") if ranks == 4 else ("fitted", "-")
+        for ranks, times in measured.items():
+            colour, style, marker = looks[ranks]
+            kind = "predicted" if ranks == 4 else "fitted"
             line = [1e3 * seconds_of(model, size, ranks, **constants) for size in sizes]
-            axes.plot(sizes, line, style, color=colours[ranks], label=f"{ranks} processes, {kind}")
-            points = [1e3 * time for time in times.values()]
-            axes.plot(list(times), points, marker, color=colours[ranks], label=f"{ranks} processes, measured")
+            axes.plot(sizes, line, style, color=colour, label=f"{ranks} processes, {kind}")
+            points = [1e3 * seconds for seconds in times.values()]
+            axes.plot(list(times), points, marker, color=colour, label=f"{ranks} processes, measured")
         axes.set_xscale("log", base=2)
         axes.set(yscale="log", ylabel="milliseconds", title=model)
         axes.set_xticks([2**12, 2**16, 2**20, 2**24], ["4 KB", "64 KB", "1 MB", "16 MB"])
+        predicted = seconds_of(model, largest, 4, **constants)
+        said.append(f"{model} predicts {1e3 * predicted:.1f}")
     grid[-1].set_xlabel("size of the tensor")
+
     handles, names = grid[0].get_legend_handles_labels()
-    lines_first = [*handles[::2], *handles[1::2]], [*names[::2], *names[1::2]]  # a column for each kind
-    grid[0].figure.legend(*lines_first, loc="outside lower center", ncols=2)
-    largest, time = list(measured[4].items())[-1]
-    words = (
-        f"{model} predicts {1e3 * seconds_of(model, largest, 4, **constants):.1f}"
-        for model, constants in fitted.items()
-    )
+    # The lines come first, then the points, so that each kind has a column of the legend.
+    handles = [*handles[::2], *handles[1::2]]
+    names = [*names[::2], *names[1::2]]
+    grid[0].figure.legend(handles, names, loc="outside lower center", ncols=2)
     picture(
         "The time of an all-reduce against its size, both on logarithmic axes. Points are measured, solid "
         "lines are fitted to 2 and 3 processes, dashed lines are predicted for 4. The largest tensor takes "
-        f"{1e3 * time:.1f} ms on 4 processes: {', '.join(words)}."
+        f"{1e3 * largest_takes:.1f} ms on 4 processes: {', '.join(said)}."
     )
 
 
 def draw_memory(axes, found, labels, limit):
+    """A bar for each plan in `found`, and a line at the memory that a GPU has."""
     bottom = np.zeros(len(found))
     for part, colour in PARTS.items():
         sizes = np.array([one["memory_bytes"][part] for one in found]) / 1e9
@@ -93,33 +99,42 @@ def draw_memory(axes, found, labels, limit):
 def draw_stages(job, billions):
     """For the slider: the memory under each ZeRO stage. Returns the alt text."""
     layers = {"layers": None, "hidden": None, "heads": None}  # the planner guesses them again
-    jobs = [job | layers | {"params": billions * 1e9, "stage": stage} for stage in range(4)]
-    found = [plans.plan(one) for one in jobs]
+    found = []
+    labels = []
+    needs = []
+    for stage in range(4):
+        one = plans.plan(job | layers | {"params": billions * 1e9, "stage": stage})
+        found.append(one)
+        labels.append(f"stage {stage}")
+        needs.append(f"{sum(one['memory_bytes'].values()) / 1e9:.0f}")
     axes = plt.figure(figsize=(5, 3.4)).add_subplot()
-    draw_memory(axes, found, [f"stage {stage}" for stage in range(4)], job["memory"])
+    draw_memory(axes, found, labels, job["memory"])
     axes.set_title(f"{billions:g} billion parameters, {job['gpus']} GPUs")
     axes.legend(loc="upper right")
-    needs = ", ".join(f"{sum(one['memory_bytes'].values()) / 1e9:.0f}" for one in found)
     return (
         f"The memory that {billions:g} billion parameters need on each of {job['gpus']} GPUs under ZeRO's "
-        f"stages 0 to 3: {needs} GB. A GPU has {job['memory'] / 1e9:.0f}."
+        f"stages 0 to 3: {', '.join(needs)} GB. A GPU has {job['memory'] / 1e9:.0f}."
     )
 
 
 def draw_growth(found):
     """Throughput against the number of GPUs, and where the time of a GPU goes."""
     figure, (above, below) = plt.subplots(2, sharex=True, figsize=(5, 6.6))
-    gpus = [one["job"]["gpus"] for one in found]
-    speeds = [one["tokens_per_second"] for one in found]
-    above.plot(
-        gpus, [speeds[0] * number / gpus[0] for number in gpus], "--", color=GREY, label="perfect scaling"
-    )
+    gpus = []
+    speeds = []
+    perfect = []
+    shares = {}  # of each part of the time, a list
+    for one in found:
+        gpus.append(one["job"]["gpus"])
+        speeds.append(one["tokens_per_second"])
+        perfect.append(speeds[0] * gpus[-1] / gpus[0])
+        for name, share in report.shares(one).items():
+            shares.setdefault(name, []).append(share)
+    above.plot(gpus, perfect, "--", color=GREY, label="perfect scaling")
     above.plot(gpus, speeds, "o-", color=BLUE, label="planned")
     above.set(yscale="log", ylabel="tokens per second", title="Throughput")
     above.legend()
-    parts = [report.shares(one) for one in found]
-    stacked = [[one[name] for one in parts] for name in parts[0]]
-    areas = below.stackplot(gpus, stacked, labels=list(parts[0]), colors=COLOURS, lw=0)
+    areas = below.stackplot(gpus, list(shares.values()), labels=list(shares), colors=COLOURS, lw=0)
     for area, hatch in zip(areas, HATCHES, strict=True):
         area.set(hatch=hatch, edgecolor=GREY)
     below.set(xlabel="GPUs", ylim=(0, 1), xlim=(gpus[0], gpus[-1]), title="Where the time of a GPU goes")
@@ -129,7 +144,7 @@ def draw_growth(found):
     figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=1)
     picture(
         "Above: the planned throughput falls behind the line of perfect scaling. Below: compute takes "
-        f"{parts[0]['compute']:.0%} of a GPU's time on {gpus[0]} GPUs, and {parts[-1]['compute']:.0%} on "
+        f"{shares['compute'][0]:.0%} of a GPU's time on {gpus[0]} GPUs, and {shares['compute'][-1]:.0%} on "
         f"{gpus[-1]:,}. The pipeline bubble, communication, checkpoints and failures take the rest."
     )
 
@@ -137,23 +152,30 @@ def draw_growth(found):
 def draw_price(job, price):
     """For the slider: dollars against days, a point for each number of GPUs. Returns the alt text."""
     found, _ = plans.sweep(job)
-    days = [one["days"] for one in found]
-    dollars = [one["days"] * 24 * one["job"]["gpus"] * price / 1e6 for one in found]
+    gpus = []
+    days = []
+    dollars = []  # in millions
+    for one in found:
+        gpus.append(f"{one['job']['gpus']:,} GPUs")
+        days.append(one["days"])
+        dollars.append(one["days"] * 24 * one["job"]["gpus"] * price / 1e6)
     axes = plt.figure(figsize=(5, 3.2)).add_subplot()
     axes.plot(days, dollars, "o-", color=BLUE)
-    for one, x, y in zip(found[::3], days[::3], dollars[::3], strict=True):
-        label = f"{one['job']['gpus']:,} GPUs"
+    for label, x, y in zip(gpus[::3], days[::3], dollars[::3], strict=True):
         axes.annotate(label, (x, y), (6, 6), textcoords="offset points", size=9, color=INK)
-    title = f"{job['params'] / 1e9:g} billion parameters at {price:g} dollar{'s' * (price != 1)} an hour"
+    unit = "dollar" if price == 1 else "dollars"
+    title = f"{job['params'] / 1e9:g} billion parameters at {price:g} {unit} an hour"
     axes.set(xscale="log", xlabel="days", ylabel="million dollars", title=title)
-    axes.set(ylim=(0, max(dollars) * 1.15), xlim=(days[-1] / 1.5, days[0] * 3))
-    ticks = [tick for tick in (1, 3, 10, 30, 100, 300, 1000) if days[-1] / 1.5 <= tick <= days[0] * 3]
+    shortest = days[-1] / 1.5
+    longest = days[0] * 3
+    axes.set(ylim=(0, max(dollars) * 1.15), xlim=(shortest, longest))
+    ticks = [tick for tick in (1, 3, 10, 30, 100, 300, 1000) if shortest <= tick <= longest]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
-    first, last = (f"{found[at]['job']['gpus']:,} GPUs" for at in (0, -1))
     return (
-        f"Dollars against days at {price:g} dollars an hour: {first} take {days[0]:,.0f} days and "
-        f"{dollars[0]:.1f} million dollars, {last} take {days[-1]:.1f} days and {dollars[-1]:.1f} million."
+        f"Dollars against days at {price:g} dollars an hour: {gpus[0]} take {days[0]:,.0f} days and "
+        f"{dollars[0]:.1f} million dollars, {gpus[-1]} take {days[-1]:.1f} days and "
+        f"{dollars[-1]:.1f} million."
     )
 
 
@@ -161,35 +183,41 @@ def draw_rates(rates, points):
     """Hours between interruptions: lines are published rates, diamonds are published jobs."""
     axes = plt.figure(figsize=(5, 3.6)).add_subplot()
     gpus = np.geomspace(128, 131072, 50)
-    for (name, rate), style, colour in zip(
-        rates.items(), ("-", "--", ":"), (BLUE, ORANGE, GREEN), strict=True
-    ):
+    looks = (("-", BLUE), ("--", ORANGE), (":", GREEN))
+    for (name, rate), (style, colour) in zip(rates.items(), looks, strict=True):
         hours = [formulas.seconds_between_failures(number, rate) / 3600 for number in gpus]
         axes.plot(gpus, hours, style, color=colour, label=name)
+    said = []
     for name, (number, hours) in points.items():
         axes.plot(number, hours, "D", color=INK)
-        # Llama 3 is on a line, so its name goes below all lines.
-        side = {"Llama 3": (-10, -22, "right"), "OPT-175B": (-8, 4, "right")}.get(name, (-8, -4, "right"))
-        style = {"textcoords": "offset points", "va": "center", "size": 9}
-        axes.annotate(name, (number, hours), side[:2], ha=side[2], **style)
+        if name == "Llama 3":
+            shift = (-10, -22)  # it is on a line, so its name goes below all lines
+        elif name == "OPT-175B":
+            shift = (-8, 4)
+        else:
+            shift = (-8, -4)
+        style = {"textcoords": "offset points", "ha": "right", "va": "center", "size": 9}
+        axes.annotate(name, (number, hours), shift, **style)
+        said.append(f"{name}: {number:,} GPUs, {hours:.1f} hours")
     axes.set(yscale="log", xlabel="GPUs", ylabel="hours between interruptions")
     axes.set_yticks([0.3, 1, 3, 10, 30, 100, 300], [0.3, 1, 3, 10, 30, 100, 300])
     axes.minorticks_off()
     axes.set_xscale("log", base=2)
     axes.set_xticks([2**power for power in range(7, 18, 2)], ["128", "512", "2k", "8k", "32k", "128k"])
     axes.legend()
-    words = (f"{name}: {gpus:,} GPUs, {hours:.1f} hours" for name, (gpus, hours) in points.items())
-    picture(f"Hours between two interruptions against the number of GPUs. {'; '.join(words)}.")
+    picture(f"Hours between two interruptions against the number of GPUs. {'; '.join(said)}.")
 
 
 def draw_checkpoints(curves, dots, best):
     """The share of the time that is training progress, against the interval between checkpoints."""
     axes = plt.figure(figsize=(5, 4)).add_subplot()
+    said = []
     for (number, curve), colour in zip(curves.items(), (GREEN, ORANGE, BLUE), strict=True):
-        axes.plot([t / 60 for t in curve], list(curve.values()), color=colour, label=f"{number:,} GPUs")
         tried = dots[number]
-        axes.plot([t / 60 for t in tried], list(tried.values()), "o", ms=4, color=colour)
+        draw_against_minutes(axes, curve, color=colour, label=f"{number:,} GPUs")
+        draw_against_minutes(axes, tried, marker="o", ls="", ms=4, color=colour)
         axes.axvline(best[number] / 60, color=colour, ls=":", lw=1)
+        said.append(f"{best[number] / 60:.0f} minutes for {number:,} GPUs")
     axes.plot([], [], ":", color=INK, label="Young's interval")
     axes.plot([], [], "o", ms=4, color=INK, label="experiment")
     axes.set(xscale="log", xlabel="minutes between checkpoints", ylim=(0.5, 1.01))
@@ -198,12 +226,16 @@ def draw_checkpoints(curves, dots, best):
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.figure.legend(loc="outside lower center", ncols=3, columnspacing=1)
-    words = (f"{minutes / 60:.0f} minutes for {number:,} GPUs" for number, minutes in best.items())
     picture(
         "The share of the time that is training progress, against the minutes between checkpoints. Each "
-        f"curve is flat at its top, at Young's interval: {', '.join(words)}. The dots of the experiment are "
+        f"curve is flat at its top, at Young's interval: {', '.join(said)}. The dots of the experiment are "
         "close to the curves."
     )
+
+
+def draw_against_minutes(axes, by_seconds, **looks):
+    minutes = [seconds / 60 for seconds in by_seconds]
+    axes.plot(minutes, list(by_seconds.values()), **looks)
 
 
 def draw_plan(job, gpus):
@@ -216,13 +248,17 @@ def draw_plan(job, gpus):
     upper, lower = plt.figure(figsize=(5, 5)).subfigures(2, height_ratios=[1.6, 1])
     left, right = upper.subplots(1, 2, width_ratios=[1, 1.3])
     below = lower.add_subplot()
+
     draw_memory(left, [one], [""], one["job"]["memory"])
     left.tick_params(axis="x", length=0)
-    words = f"{gpus:,} GPUs\nfits: {'yes' if one['fits'] else 'NO'}"
-    words += f"\n{one['tokens_per_second']:,.0f} tokens/s\n{one['days']:,.1f} days"
-    words += f"\n{one['dollars']:,.0f} dollars\n{one['interruptions']:,.1f} interruptions"
-    words += f"\nsave every {report.duration(one['checkpoint_interval_seconds'])}"
-    right.text(0, 1, words, va="top", size=10, linespacing=1.35)
+    lines = [f"{gpus:,} GPUs"]
+    lines.append("fits: yes" if one["fits"] else "fits: NO")
+    lines.append(f"{one['tokens_per_second']:,.0f} tokens/s")
+    lines.append(f"{one['days']:,.1f} days")
+    lines.append(f"{one['dollars']:,.0f} dollars")
+    lines.append(f"{one['interruptions']:,.1f} interruptions")
+    lines.append(f"save every {report.duration(one['checkpoint_interval_seconds'])}")
+    right.text(0, 1, "\n".join(lines), va="top", size=10, linespacing=1.35)
     right.axis("off")
     start = 0
     for (name, part), colour, hatch in zip(report.shares(one).items(), COLOURS, HATCHES, strict=True):
@@ -234,4 +270,4 @@ def draw_plan(job, gpus):
     handles, names = below.get_legend_handles_labels()
     short = [name.replace(" communication", "") for name in names]
     lower.legend(handles, short, loc="outside lower center", ncols=2)
-    return "The plan for " + words.replace("\n", ", ") + "."
+    return f"The plan for {', '.join(lines)}."

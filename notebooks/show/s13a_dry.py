@@ -34,20 +34,31 @@ PARTS = {
 @functools.cache
 def at(ranks, tensor=1, replicate=1, batch=1):
     """A dry run of lesson 13's model on this number of ranks."""
-    mesh = {"replicate": replicate} if replicate > 1 else {}
-    mesh |= {"data": ranks // tensor // replicate, "tensor": tensor}
+    mesh = {}
+    if replicate > 1:
+        mesh["replicate"] = replicate
+    mesh["data"] = ranks // tensor // replicate
+    mesh["tensor"] = tensor
     return dry_run.report(ranks, mesh, batch=batch, precision="bf16")
 
 
 def sent(found, dimension=None):
     """Bytes that rank 0 sends in one step, if the ranks of each group form a ring."""
-    rows = [row for row in found["collectives"] if dimension in (None, row["dimension"])]
-    return sum(row["times"] * row["sent"] for row in rows)
+    total = 0
+    for row in found["collectives"]:
+        if dimension is None or row["dimension"] == dimension:
+            total += row["times"] * row["sent"]
+    return total
 
 
 def held(found):
     """Bytes of parameters, gradients and optimizer state that rank 0 holds."""
-    return sum(found["memory"][name] for name in ("parameters", "gradients", "optimizer"))
+    memory = found["memory"]
+    return memory["parameters"] + memory["gradients"] + memory["optimizer"]
+
+
+def with_commas(numbers):
+    return [f"{number:,}" for number in numbers]
 
 
 def draw_pretence():
@@ -70,13 +81,19 @@ def draw_pretence():
     )
 
 
-def draw_bars(axes, found, labels):
-    bottom = [0] * len(found)
+def draw_bars(axes, tensor):
+    """A bar for each number of ranks: what rank 0 holds if so many ranks share each matrix."""
+    labels = with_commas(SIZES)
+    found = [at(ranks, tensor) for ranks in SIZES]
+    tops = [0] * len(SIZES)
     for name, colour in PARTS.items():
-        sizes = [one["memory"][name] / 1e9 for one in found]
         style = {"hatch": HATCHES.get(colour), "edgecolor": INK, "lw": 0.3, "width": 0.7}
-        axes.bar(labels, sizes, bottom=bottom, color=colour, label=name, **style)
-        bottom = [low + size for low, size in zip(bottom, sizes, strict=True)]
+        bottoms = list(tops)
+        sizes = []
+        for number, one in enumerate(found):
+            sizes.append(one["memory"][name] / 1e9)
+            tops[number] += sizes[number]
+        axes.bar(labels, sizes, bottom=bottoms, color=colour, label=name, **style)
     axes.set_ylabel("GB held by rank 0")
 
 
@@ -84,11 +101,12 @@ def draw_memory(titles):
     """What rank 0 holds; a panel for each number of ranks that share a matrix."""
     grid = plt.subplots(len(titles), sharex=True, figsize=(5, 5.6))[1]
     for axes, (tensor, title) in zip(grid, titles.items(), strict=True):
-        draw_bars(axes, [at(size, tensor) for size in SIZES], [f"{size:,}" for size in SIZES])
+        draw_bars(axes, tensor)
         axes.set_title(title)
     grid[0].legend()
     grid[-1].set_xlabel("ranks")
-    few, many = held(at(SIZES[0])), held(at(SIZES[-1]))
+    few = held(at(SIZES[0]))
+    many = held(at(SIZES[-1]))
     picture(
         "What rank 0 holds on 8 to 16,384 ranks. With FSDP alone, parameters, gradients and optimizer state "
         f"shrink from {few / 1e9:.1f} GB to {many / 1e6:.1f} MB. The activations keep their size, and are "
@@ -98,22 +116,23 @@ def draw_memory(titles):
 
 def draw_sent():
     """What rank 0 sends over data and over tensor."""
+    titles = {"data": "over data (FSDP)", "tensor": "over tensor (one text)"}
     grid = plt.subplots(2, sharex=True, figsize=(5, 6))[1]
-    for tensor, colour, marker in zip((1, 2, 4, 8), RANKS, "os^D", strict=True):
-        figures = [at(size, tensor) for size in SIZES]
-        for axes, name in zip(grid, ("data", "tensor"), strict=True):
-            amounts = [sent(found, name) / 1e9 for found in figures]
-            axes.plot(SIZES, amounts, color=colour, marker=marker, label=f"{tensor}")
-    for axes, name in zip(grid, ("over data (FSDP)", "over tensor (one text)"), strict=True):
+    for axes, (dimension, title) in zip(grid, titles.items(), strict=True):
+        for tensor, colour, marker in zip((1, 2, 4, 8), RANKS, "os^D", strict=True):
+            gigabytes = [sent(at(ranks, tensor), dimension) / 1e9 for ranks in SIZES]
+            axes.plot(SIZES, gigabytes, color=colour, marker=marker, label=f"{tensor}")
         axes.set_xscale("log", base=2)
-        axes.set_xticks(SIZES, [f"{size:,}" for size in SIZES])
-        axes.set(ylabel="GB sent by rank 0", title=name, ylim=(0, None))
+        axes.set_xticks(SIZES, with_commas(SIZES))
+        axes.set(ylabel="GB sent by rank 0", title=title, ylim=(0, None))
     grid[0].legend(title="ranks that share\na matrix")
     grid[1].set_xlabel("ranks")
-    amounts = [sent(at(size), "data") for size in SIZES]
+    on_128 = sent(at(128), "data")
+    on_4096 = sent(at(4096), "data")
+    on_16384 = sent(at(16384), "data")
     picture(
-        f"What rank 0 sends in a step. Over data it grows by a factor of {amounts[2] / amounts[1]:.2f} from "
-        f"128 to 4,096 ranks, and of {amounts[3] / amounts[2]:.2f} from there to 16,384. Over tensor it does "
+        f"What rank 0 sends in a step. Over data it grows by a factor of {on_4096 / on_128:.2f} from "
+        f"128 to 4,096 ranks, and of {on_16384 / on_4096:.2f} from there to 16,384. Over tensor it does "
         "not depend on the number of ranks."
     )
 
@@ -122,32 +141,45 @@ def draw_bounds(milliseconds):
     """The least time for the bytes over tensor, for each order of the dimensions."""
     axes = plt.figure(figsize=(5, 1.7)).add_subplot()
     bars = axes.barh(list(milliseconds), list(milliseconds.values()), color=ORANGE, height=0.6)
-    axes.bar_label(bars, [f" {bound:.0f} ms" for bound in milliseconds.values()], color=INK)
+    labels = []
+    said = []
+    for order, bound in milliseconds.items():
+        labels.append(f" {bound:.0f} ms")
+        said.append(f"{bound:.0f} ms with {order}")
+    axes.bar_label(bars, labels, color=INK)
     axes.invert_yaxis()
     axes.set(xlabel="ms for the bytes over tensor, at least", xlim=(0, 100))
-    words = ", ".join(f"{bound:.0f} ms with {order}" for order, bound in milliseconds.items())
-    picture(f"The least time for the bytes over tensor in a step: {words}.")
+    picture(f"The least time for the bytes over tensor in a step: {', '.join(said)}.")
 
 
 def draw_mesh(mesh):
     """For the slider: what rank 0 holds and sends on such a mesh. Returns the alt text."""
-    replicate, _, tensor = (int(size.replace(",", "")) for size in mesh.split(" x "))
-    found = at(16384, tensor, replicate)
+    replicate, _, tensor = mesh.split(" x ")
+    found = at(16384, int(tensor), int(replicate))
     figure = plt.figure(figsize=(5, 4.4))
     figure.suptitle(f"replicate x data x tensor = {mesh}", size=11, weight="bold")
     upper, lower = figure.subfigures(2, height_ratios=[1.2, 1])
-    above, below = upper.add_subplot(), lower.add_subplot()
+    above = upper.add_subplot()
+    below = lower.add_subplot()
+
     left = 0
     for name, colour in PARTS.items():
-        amount = found["memory"][name] / 1e9
-        label = f"{name} {amount:.2f}"
-        above.barh([""], amount, left=left, color=colour, hatch=HATCHES.get(colour), label=label)
-        left += amount
+        gigabytes = found["memory"][name] / 1e9
+        label = f"{name} {gigabytes:.2f}"
+        above.barh([""], gigabytes, left=left, color=colour, hatch=HATCHES.get(colour), label=label)
+        left += gigabytes
     above.set(xlabel="GB held by rank 0", xlim=(0, 12))
     upper.legend(loc="outside lower center", ncols=2, handlelength=1)
-    amounts = {name: sent(found, name) / 1e9 for name in ("tensor", "data", "replicate")}
+
+    amounts = {}
+    said = []
+    for name in ("tensor", "data", "replicate"):
+        amounts[name] = sent(found, name) / 1e9
+        said.append(f"{amounts[name]:.2f} GB over {name}")
     bars = below.barh(list(amounts), list(amounts.values()), color=(ORANGE, BLUE, GREEN))
     below.bar_label(bars, fmt="{:.2f}", padding=3, color=INK)
     below.set(xlabel="GB sent by rank 0 in a step", xlim=(0, 190))  # on every mesh, to be compared
-    words = ", ".join(f"{amount:.2f} GB over {name}" for name, amount in amounts.items())
-    return f"On a mesh of replicate x data x tensor = {mesh}, rank 0 holds {left:.1f} GB and sends {words}."
+    return (
+        f"On a mesh of replicate x data x tensor = {mesh}, rank 0 holds {left:.1f} GB and sends "
+        f"{', '.join(said)}."
+    )

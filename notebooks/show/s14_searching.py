@@ -136,40 +136,25 @@ def draw_workers(trials, again, killed_at):
     waits = ""
     row_names = ["the other\nworker", "the other\nworker"]
     for trial in trials:
-        name = trial.user_attrs["worker"]
-        row = rows.setdefault(name, -len(rows))
+        row = rows.setdefault(trial.user_attrs["worker"], -len(rows))
         begin = trial.datetime_start.timestamp() - zero
         end = trial.datetime_complete.timestamp() - zero
         if shared_search.outcome(trial) == "lost":
-            draw_bar(axes, row, begin, killed, "killed", "")
-            middle = (begin + killed) / 2  # the bar may be too narrow for its number
-            axes.text(middle, row - 0.42, trial.number, ha="center", va="center", size=9.5)
-            draw_bar(axes, row, killed, end, "silent", "")
-            lost_row, marked = row, end
+            draw_lost(axes, row, begin, killed, end, trial.number)
             row_names[-row] = "the killed\nworker"
+            marked = end
         elif trial is again:
             draw_bar(axes, row, begin, end, "tried again", trial.number)
-            axes.text(
-                (begin + end) / 2,
-                row + 0.42,
-                shared_search.outcome(trial),
-                ha="center",
-                va="center",
-                size=9.5,
-            )
-            if begin - free_from.get(row, begin) > 1.5:  # in a shorter gap, the words would have no room
-                middle = (free_from[row] + begin) / 2
-                axes.text(middle, row, "waits for\nthe lost trial", ha="center", va="center", size=9.5)
+            write(axes, (begin + end) / 2, row + 0.42, shared_search.outcome(trial))
+            idle = free_from.get(row, begin)
+            if begin - idle > 1.5:  # in a shorter gap, the words would have no room
+                write(axes, (idle + begin) / 2, row, "waits for\nthe lost trial")
                 waits = " While it waits for the lost trial, the other worker has no trial."
         else:
             draw_bar(axes, row, begin, end, shared_search.outcome(trial), trial.number)
         free_from[row] = end
-    axes.plot(killed, lost_row + 0.5, "v", color=RED, ms=9)
-    axes.text(killed + 0.12, lost_row + 0.52, "SIGKILL", va="center", color=RED_INK, size=10)
-    axes.plot(marked, lost_row + 0.5, "v", color=GREY, ms=9)
-    axes.text(marked - 0.12, lost_row + 0.52, "marked as lost", ha="right", va="center", size=10)
-    axes.set_yticks([-number for number in range(len(rows))], row_names)
-    axes.set(xlabel="seconds", ylim=(-len(rows) + 0.4, 0.75), xlim=(0, None))
+    axes.set_yticks([0, -1], row_names)
+    axes.set(xlabel="seconds", ylim=(-1.6, 0.75), xlim=(0, None))
     axes.tick_params(axis="y", length=0)
     handles = [plt.Rectangle((0, 0), 1, 1, edgecolor=GREY, lw=0.6, **looks) for looks in LOOKS.values()]
     axes.figure.legend(handles, list(LOOKS), loc="outside upper left", ncols=3, columnspacing=1)
@@ -179,6 +164,21 @@ def draw_workers(trials, again, killed_at):
         f"{marked - killed:.1f} seconds, until the other worker marks it as lost.{waits} Then the other "
         f"worker tries its parameters again, as trial {again.number}."
     )
+
+
+def draw_lost(axes, row, begin, killed, marked, number):
+    """The lost trial: its bar, the silence after the kill, and a mark at each end of the silence."""
+    draw_bar(axes, row, begin, killed, "killed", "")
+    write(axes, (begin + killed) / 2, row - 0.42, number)  # the bar may be too narrow for its number
+    draw_bar(axes, row, killed, marked, "silent", "")
+    axes.plot(killed, row + 0.5, "v", color=RED, ms=9)
+    axes.text(killed + 0.12, row + 0.52, "SIGKILL", va="center", color=RED_INK, size=10)
+    axes.plot(marked, row + 0.5, "v", color=GREY, ms=9)
+    axes.text(marked - 0.12, row + 0.52, "marked as lost", ha="right", va="center", size=10)
+
+
+def write(axes, x, y, words):
+    axes.text(x, y, words, ha="center", va="center", size=9.5)
 
 
 def draw_bar(axes, row, begin, end, kind, words):
@@ -194,19 +194,20 @@ def draw_two_schedules(number, curves):
     upper, lower = plt.figure(figsize=(5, 4.2)).subplots(2, 1, sharex=True)
     said = []
     for (epochs, accuracies), colour, mark in zip(curves.items(), (SKY, RED), ("o", "s"), strict=True):
-        rates = []
-        for epoch in range(epochs):
-            rates.append(50 * (1 + math.cos(math.pi * epoch / epochs)))
         at = range(1, epochs + 1)
-        percent = [100 * accuracy for accuracy in accuracies]
+        rates = []
+        percent = []
+        numbers = []
+        for done, accuracy in enumerate(accuracies):
+            rate = 50 * (1 + math.cos(math.pi * done / epochs))
+            upper.text(done + 1, rate + 7, f"{rate:.0f}%", ha="center", size=9.5)
+            lower.text(done + 1, 100 * accuracy + 5, f"{100 * accuracy:.0f}%", ha="center", size=9.5)
+            rates.append(rate)
+            percent.append(100 * accuracy)
+            numbers.append(f"{100 * accuracy:.0f}%")
         upper.plot(at, rates, mark + "-", color=colour, lw=2, label=f"{epochs} epochs")
         lower.plot(at, percent, mark + "-", color=colour, lw=2)
-        for x, rate in zip(at, rates, strict=True):
-            upper.text(x, rate + 7, f"{rate:.0f}%", ha="center", size=9.5)
-        for x, value in zip(at, percent, strict=True):
-            lower.text(x, value + 5, f"{value:.0f}%", ha="center", size=9.5)
-        words = ", ".join(f"{value:.0f}%" for value in percent)
-        said.append(f"in the search with {epochs} epochs, its accuracies are {words}")
+        said.append(f"in the search with {epochs} epochs, its accuracies are {', '.join(numbers)}")
     upper.set(ylim=(0, 125), yticks=[0, 50, 100])
     upper.set_title("learning rate of an epoch, % of the first", size=10)
     upper.legend(loc="lower left")

@@ -80,12 +80,12 @@ def draw_work(measured):
         for order in ORDERS:
             longest = max(longest, 1000 * rank[order]["seconds"])
     for axes, order in zip(panels, ORDERS, strict=True):
-        end = max(1000 * rank[order]["seconds"] for rank in measured)
-        for number, rank in enumerate(measured):
-            busy = 1000 * rank[order]["seconds"]
+        times = [1000 * rank[order]["seconds"] for rank in measured]
+        end = max(times)
+        for number, busy in enumerate(times):
             axes.barh(-number, busy, 0.7, color=tile(RANKS[number], 0.55))
             axes.barh(-number, end - busy, 0.7, left=busy, color="none", edgecolor=GREY, ls=":")
-            words = f"{rank[order]['multiply-adds'] / 1e6:.0f} million"
+            words = f"{millions_of(measured[number], order)} million"
             axes.text(0.02 * longest, -number, words, va="center", color=DARK, size=9)
         axes.axvline(end, color=INK, lw=1.2)
         axes.set_yticks([0, -1, -2, -3], ["rank 0", "rank 1", "rank 2", "rank 3"])
@@ -94,13 +94,16 @@ def draw_work(measured):
     panels[1].set_xlabel("ms of CPU time; in the bars: multiply-adds")
     lists = []
     for order in ORDERS:
-        millions = [f"{rank[order]['multiply-adds'] / 1e6:.0f}" for rank in measured]
-        lists.append(", ".join(millions))
+        lists.append(", ".join(millions_of(rank, order) for rank in measured))
     picture(
         f"Attention on four ranks. In contiguous order, multiply-adds and CPU time rise from rank 0 to "
         f"rank 3: {lists[0]} million. Dotted frames show how much longer the slowest rank works. In zigzag "
         f"order, the ranks have {lists[1]} million, the times are about equal, and the layer ends earlier."
     )
+
+
+def millions_of(rank, order):
+    return f"{rank[order]['multiply-adds'] / 1e6:.0f}"
 
 
 def draw_memory(lengths, found):

@@ -39,13 +39,16 @@ def draw_route(chosen):
     """The tokens of two ranks in each step of the layer's forward pass. `chosen` has, for each rank, the
     expert of each of its tokens."""
     axes = canvas(5, 5.8, across=16, down=19)
-    own, ordered, arrived = [], [], []
+    own = []
+    ordered = []
+    lists = []
     for rank, experts in enumerate(chosen):
         own.append([(rank, expert) for expert in experts])
         ordered.append(sorted(own[rank]))
-    tokens = ordered[0] + ordered[1]  # sorted by rank, and for each rank by expert
-    for first in (0, 2):
-        arrived.append([token for token in tokens if token[1] in (first, first + 1)])
+        lists.append(f"rank {rank}'s tokens go to experts {', '.join(map(str, experts))}")
+    arrived = [[], []]
+    for rank, expert in ordered[0] + ordered[1]:  # sorted by rank, and for each rank by expert
+        arrived[expert // 2].append((rank, expert))
 
     for rank, left in enumerate(LEFT_OF_RANK):
         words = f"rank {rank}: experts {2 * rank}, {2 * rank + 1}"
@@ -66,10 +69,6 @@ def draw_route(chosen):
     arrow(axes, (4.75, 13.3), (8.75, 13.3), colour=RED, both=True)
     draw_all_to_all(axes, ordered, 12.95, arrived, 10.0)
     draw_all_to_all(axes, arrived, 7.85, ordered, 5.6)
-    lists = []
-    for rank, experts in enumerate(chosen):
-        digits = ", ".join(str(expert) for expert in experts)
-        lists.append(f"rank {rank}'s tokens go to experts {digits}")
     picture(
         f"A forward pass of the layer on two ranks: {'; '.join(lists)}. Each rank sorts its tokens, and the "
         "ranks exchange their counts. An all-to-all brings the tokens to the ranks of their experts, a "
@@ -109,7 +108,8 @@ def draw_tokens(axes, left, bottom, tokens):
 def draw_counts(counts, owners):
     """A row for each sending rank, a column for each expert. The colour is the rank of the expert."""
     axes = plt.figure(figsize=(4.2, 0.9 + 0.62 * len(counts))).add_subplot()
-    most = max(max(line) for line in counts)
+    most = max(map(max, counts))
+    said = []
     for row, line in enumerate(counts):
         bottom = len(counts) - 1 - row
         for expert, count in enumerate(line):
@@ -117,16 +117,14 @@ def draw_counts(counts, owners):
             axes.add_patch(plt.Rectangle((expert, bottom), 0.95, 0.92, color=colour, lw=0))
             axes.text(expert + 0.48, bottom + 0.46, count, ha="center", va="center", color=DARK)
         axes.text(-0.08, bottom + 0.46, f"from rank {row}", ha="right", va="center")
+        said.append(f"rank {row} {', '.join(map(str, line))}")
     names = [f"expert {expert}\nrank {owner}" for expert, owner in enumerate(owners)]
     axes.set_xticks([number + 0.48 for number in range(len(owners))], names)
     axes.set(xlim=(0, len(owners)), ylim=(0, len(counts)), yticks=[])
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    lines = []
-    for rank, line in enumerate(counts):
-        lines.append(f"rank {rank} {', '.join(str(count) for count in line)}")
-    picture(f"How many tokens each rank has for each expert: {'; '.join(lines)}.")
+    picture(f"How many tokens each rank has for each expert: {'; '.join(said)}.")
 
 
 def draw_bytes(counted, whole):
@@ -175,8 +173,11 @@ def draw_loads(runs, block):
             panel.axhline(line, color="white", lw=0.8, ls=":")
         words.append(f"{title}, the busiest ends with {max(loads[-1][block]):.0%}")
     panels[-1].set_xlabel("step")
-    handles = [plt.Rectangle((0, 0), 1, 1, facecolor=colour) for colour in EXPERTS]
-    names = [f"expert {number}" for number in range(4)]
+    handles = []
+    names = []
+    for number, colour in enumerate(EXPERTS):
+        handles.append(plt.Rectangle((0, 0), 1, 1, facecolor=colour))
+        names.append(f"expert {number}")
     figure.legend(handles, names, loc="outside lower center", ncols=4, handlelength=1, columnspacing=1)
     picture(
         f"The share of the tokens that each expert of block {block + 1} gets, step by step: "

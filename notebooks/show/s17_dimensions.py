@@ -17,9 +17,10 @@ def draw_places():
         x, y = 0.4 + 8.4 * tensor, 12.2 - 3.6 * context - 8.6 * stage
         fill = tile(COLOURS["pipeline"], 0.35) if stage else tile(GREY, 0.25)
         axes.add_patch(plt.Rectangle((x, y), 5.6, 2.7, facecolor=fill, edgecolor=INK, lw=1.2))
+        blocks = f"blocks {2 * stage}, {2 * stage + 1}"
         chunks = "chunks 0 and 3" if context == 0 else "chunks 1 and 2"
-        blocks, heads = (f"{2 * number}, {2 * number + 1}" for number in (stage, tensor))
-        said = f"rank {rank}\nblocks {blocks}\n{chunks}\nheads {heads}"
+        heads = f"heads {2 * tensor}, {2 * tensor + 1}"
+        said = f"rank {rank}\n{blocks}\n{chunks}\n{heads}"
         axes.text(x + 2.8, y + 1.35, said, ha="center", va="center", size=9, color=DARK, linespacing=1.25)
         if tensor == 0:
             arrow(
@@ -43,24 +44,36 @@ def draw_places():
 def draw_sent(rows):
     """For each mesh, the kilobytes that rank 0 sends in each dimension. Gradients of `context` are pale."""
     _, panels = plt.subplots(len(rows), 1, figsize=(4.6, 1.5 + 1.1 * len(rows)), sharex=True)
-    widest = max(sum(sizes.values()) for row in rows.values() for sizes in row.values()) / 1e3
+    widest = 0
+    said = []
     for axes, (mesh, row) in zip(panels, rows.items(), strict=True):
+        totals = []
         for place, (name, sizes) in enumerate(row.items()):
-            parts, left = [size / 1e3 for size in sizes.values()], 0
-            for part, strength in zip(parts, (1, 0.5), strict=False):
-                axes.barh(place, part, left=left, color=tile(COLOURS[name], strength))
-                left += part
-            text = " + ".join(f"{part:,.0f}" for part in parts) or "one process: nothing"
-            text += " (gradients)" if len(parts) > 1 else ""
-            axes.text(left, place, f" {text}", va="center", size=9, color=INK)
+            total = draw_bar(axes, place, COLOURS[name], list(sizes.values()))
+            widest = max(widest, total)
+            totals.append(f"{name} {total:.0f}")
+        said.append(f"On {mesh}: {', '.join(totals)}")
         axes.set_yticks(range(len(row)), row)
         axes.set_ylim(len(row) - 0.5, -0.5)  # the first dimension on top
         axes.set_title(mesh, size=10)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlim(0, 1.6 * widest)
-    panels[-1].set_xlabel("kilobytes that rank 0 sends in a step")
-    words = (
-        f"On {mesh}: " + ", ".join(f"{name} {sum(sizes.values()) / 1e3:.0f}" for name, sizes in row.items())
-        for mesh, row in rows.items()
-    )
-    picture(f"Kilobytes that rank 0 sends in a step. {'; '.join(words)}.")
+    panels[-1].set(xlabel="kilobytes that rank 0 sends in a step", xlim=(0, 1.6 * widest))
+    picture(f"Kilobytes that rank 0 sends in a step. {'; '.join(said)}.")
+
+
+def draw_bar(axes, place, colour, sizes):
+    """Draw what rank 0 sends in one dimension, and return it in kilobytes. A second part is gradients."""
+    left = 0
+    numbers = []
+    for size, strength in zip(sizes, (1, 0.5), strict=False):
+        axes.barh(place, size / 1e3, left=left, color=tile(colour, strength))
+        left += size / 1e3
+        numbers.append(f"{size / 1e3:,.0f}")
+
+    words = " + ".join(numbers)
+    if len(numbers) == 0:
+        words = "one process: nothing"
+    if len(numbers) == 2:
+        words += " (gradients)"
+    axes.text(left, place, f" {words}", va="center", size=9, color=INK)
+    return left

@@ -16,12 +16,17 @@ def column(rows, name):
 
 
 def mean_losses(ranks):
-    return [sum(column(rows, "loss")) / len(rows) for rows in zip(*ranks, strict=True)]
+    """The mean of the ranks' losses, for each step."""
+    means = []
+    for rows in zip(*ranks, strict=True):
+        means.append(sum(column(rows, "loss")) / len(rows))
+    return means
 
 
 def limits_of(rows):
     """The guard's limit in each step, or None where it has accepted too few norms to have one."""
-    limits, accepted = [], []
+    limits = []
+    accepted = []
     for row in rows:
         limits.append(4 * median(accepted) if len(accepted) >= 10 else None)
         if row["taken"]:
@@ -31,38 +36,38 @@ def limits_of(rows):
 
 def times_usual(rows):
     """How many times the usual norm of its moment each norm is, as soon as the guard has a limit."""
-    pairs = zip(rows, limits_of(rows), strict=True)
-    return [4 * row["norm"] / limit for row, limit in pairs if limit is not None]
+    times = []
+    for row, limit in zip(rows, limits_of(rows), strict=True):
+        if limit is not None:
+            times.append(4 * row["norm"] / limit)
+    return times
 
 
 def draw_own_norms(ranks, skipped):
     """The norm of each rank's own gradient, and the norm of the average, which all ranks compute."""
     _, axes = plt.subplots(figsize=(5, 3.4))
     steps = column(ranks[0], "step")
-    axes.plot(steps, column(ranks[0], "norm"), color=INK, lw=2.8, label="of the average")
+    norms = column(ranks[0], "norm")
+    axes.plot(steps, norms, color=INK, lw=2.8, label="of the average")
     for rank, rows in enumerate(ranks):
         axes.plot(steps, column(rows, "own_norm"), color=RANKS[rank], lw=1.3, label=f"rank {rank}'s own")
     limits = limits_of(ranks[0])
-    known = [(step, limit) for step, limit in zip(steps, limits, strict=True) if limit is not None]
-    axes.plot(*zip(*known, strict=True), color=RED, ls="--", lw=1.4, label="the guard's limit")
+    first = limits.count(None)  # the steps before have no limit
+    axes.plot(steps[first:], limits[first:], color=RED, ls="--", lw=1.4, label="the guard's limit")
     highest = max(column(ranks[0], "own_norm") + column(ranks[1], "own_norm"))
-    for step in skipped:
-        axes.text(step, highest + 0.25, f"{step}: skipped", ha="center", color=RED, weight="bold")
-    axes.set(xlabel="step", ylabel="norm of the gradient", ylim=(0, highest + 0.9))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), ncols=2)
     found = []
     for step in skipped:
-        own = [rows[step - 1]["own_norm"] for rows in ranks]
-        norm, limit = ranks[0][step - 1]["norm"], limits[step - 1]
+        axes.text(step, highest + 0.25, f"{step}: skipped", ha="center", color=RED, weight="bold")
+        on_rank_0, on_rank_1 = ranks[0][step - 1]["own_norm"], ranks[1][step - 1]["own_norm"]
         found.append(
-            f"in step {step}, it is {norm:.1f} and the limit {limit:.1f}: "
-            f"{own[0]:.1f} on rank 0, and {own[1]:.1f} on rank 1"
+            f"in step {step}, it is {norms[step - 1]:.1f} and the limit {limits[step - 1]:.1f}: "
+            f"{on_rank_0:.1f} on rank 0, and {on_rank_1:.1f} on rank 1"
         )
-    usual = median(column(ranks[0], "norm"))
-    known = [limit for limit in limits if limit is not None]
+    axes.set(xlabel="step", ylabel="norm of the gradient", ylim=(0, highest + 0.9))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), ncols=2)
     picture(
-        f"The norm of the averaged gradient is usually {usual:.1f}. The guard's limit is between "
-        f"{min(known):.1f} and {max(known):.1f}. The norm exceeds it in steps "
+        f"The norm of the averaged gradient is usually {median(norms):.1f}. The guard's limit is between "
+        f"{min(limits[first:]):.1f} and {max(limits[first:]):.1f}. The norm exceeds it in steps "
         f"{' and '.join(map(str, skipped))}: {'; '.join(found)}."
     )
 
@@ -90,29 +95,42 @@ def draw_damages(runs, at, usual, limit):
     """The mean loss and the norm of several runs, which differ only in the damage in step `at`."""
     steps = column(next(iter(runs.values()))[0], "step")
     there = steps.index(at)
-    norms = {kind: column(ranks[0], "norm") for kind, ranks in runs.items()}
-    losses = {kind: mean_losses(ranks) for kind, ranks in runs.items()}
-    highest = max(norm for run in norms.values() for norm in run if isfinite(norm))
-    upper, lower = two_axes(steps, usual, limit, 2 * highest, "left")
-    said, others = [], []
+    losses = {}
+    norms = {}
+    for kind, ranks in runs.items():
+        losses[kind] = mean_losses(ranks)
+        norms[kind] = column(ranks[0], "norm")
+    upper, lower = two_axes(steps, usual, limit, 2 * highest_of(norms.values()), "left")
+    said = []
+    others = []  # the losses of all other steps
     for kind, colour, sign in zip(runs, (PINK, GREEN, BLUE), "os^", strict=True):
         looks = {"color": colour, "marker": sign, "ms": 4.5, "lw": 1.6, "label": kind}
         upper.plot(steps, losses[kind], **looks)
         lower.plot(steps, norms[kind], **looks)
-        loss, norm = losses[kind][there], norms[kind][there]
-        said.append(f"with {kind}, loss {loss:.2f} and norm {norm:.2f}")
-        others += [one for one in losses[kind][:there] + losses[kind][there + 1 :] if isfinite(one)]
+        norm = norms[kind][there]
+        said.append(f"with {kind}, loss {losses[kind][there]:.2f} and norm {norm:.2f}")
+        others.append(losses[kind][:there] + losses[kind][there + 1 :])
         if isfinite(norm):
             lower.text(at + 0.9, norm, f"{norm / usual:.2g} times the usual norm", color=colour, va="bottom")
         else:
             mark_nan(upper, at, colour)
             mark_nan(lower, at, colour)
-    upper.set_ylim(top=max(loss for run in losses.values() for loss in run if isfinite(loss)) + 0.5)
+    upper.set_ylim(top=highest_of(losses.values()) + 0.5)
     lower.legend(**BELOW, ncols=3, columnspacing=1.2)
     picture(
         f"Loss and norm of steps {steps[0]} to {steps[-1]}. Step {at} has, {'; '.join(said)}. "
-        f"In all other steps, the mean loss is at most {max(others):.2f}."
+        f"In all other steps, the mean loss is at most {highest_of(others):.2f}."
     )
+
+
+def highest_of(lists):
+    """The largest number of several lists that is not NaN or infinite."""
+    highest = 0.0
+    for numbers in lists:
+        for number in numbers:
+            if isfinite(number):
+                highest = max(highest, number)
+    return highest
 
 
 def mark_nan(axes, at, colour):
@@ -127,7 +145,9 @@ def draw_loss_and_norm(ranks, undamaged, first, last, usual, limit):
     """The losses of the ranks, their mean, and the norm, with damage on rank 1 from `first` to `last`; and
     the mean loss of the run without damage."""
     steps = column(ranks[0], "step")
-    losses, norms, calm = mean_losses(ranks), column(ranks[0], "norm"), mean_losses(undamaged)
+    losses = mean_losses(ranks)
+    calm = mean_losses(undamaged)
+    norms = column(ranks[0], "norm")
     upper, lower = two_axes(steps, usual, limit, max(norms), "right")
     for axes in (upper, lower):
         axes.axvspan(first - 0.5, last + 0.5, color=tile(RED, 0.25), lw=0)
@@ -137,37 +157,42 @@ def draw_loss_and_norm(ranks, undamaged, first, last, usual, limit):
     upper.plot(steps, calm, color=PINK, lw=1.6, ls="--", label="mean without damage")
     upper.legend(loc="lower center", bbox_to_anchor=(0.45, 1), ncols=2)
     lower.plot(steps, norms, color=INK, lw=1.8, marker=".")
-    where = slice(steps.index(first), steps.index(last) + 1)
-    own = column(ranks[1], "loss")[where]
+    begin = steps.index(first)
+    end = steps.index(last)
+    own = column(ranks[1], "loss")
+    apart = 0.0  # after the damage
+    for loss, calm_loss in zip(losses[end + 1 :], calm[end + 1 :], strict=True):
+        apart = max(apart, abs(loss - calm_loss))
     picture(
-        f"From step {first} to {last}, rank 1's loss goes from {own[0]:.2f} to {own[-1]:.2f}, the mean loss "
-        f"from {losses[where][0]:.2f} to {losses[where][-1]:.2f} (lowest point: {min(losses):.1f}), and "
-        f"the norm from {norms[where][0]:.1f} to {norms[where][-1]:.1f}. Without damage, the mean loss is "
+        f"From step {first} to {last}, rank 1's loss goes from {own[begin]:.2f} to {own[end]:.2f}, the mean "
+        f"loss from {losses[begin]:.2f} to {losses[end]:.2f} (lowest point: {min(losses):.1f}), and "
+        f"the norm from {norms[begin]:.1f} to {norms[end]:.1f}. Without damage, the mean loss is "
         f"between {min(calm):.1f} and {max(calm):.1f}. After the damage, the two mean losses differ "
-        f"by at most {max(map(apart, losses[where.stop :], calm[where.stop :])):.2f}."
+        f"by at most {apart:.2f}."
     )
-
-
-def apart(one, other):
-    return abs(one - other)
 
 
 def draw_ends(ways):
     """A row for each way, with the held-out loss of each order; lines join weights that are the same."""
     _, axes = plt.subplots(figsize=(4.8, 3))
-    seen, said = {}, []
+    seen = {}  # for each checksum of weights, the height of its mark
+    said = []
     for row, (way, ends) in enumerate(ways.items()):
-        losses, earlier = column(ends, "held_out"), set(seen)
+        as_before = 0
+        numbers = []
         for order, end in enumerate(ends):
+            loss = end["held_out"]
             height = row + 0.2 * (order - 1)
             looks = {"color": (BLUE, ORANGE, GREEN)[order], "ls": "none", "marker": "os^"[order], "ms": 6}
-            axes.plot(end["held_out"], height, label=f"order {order + 1}" if row == 0 else None, **looks)
+            axes.plot(loss, height, label=f"order {order + 1}" if row == 0 else None, **looks)
             if end["checksum"] in seen:
-                axes.plot([end["held_out"]] * 2, [seen[end["checksum"]], height], color=INK, lw=1, ls=":")
+                axes.plot([loss, loss], [seen[end["checksum"]], height], color=INK, lw=1, ls=":")
+                as_before += 1
             seen[end["checksum"]] = height
-        if all(end["checksum"] in earlier for end in ends):
-            axes.text(max(losses) + 0.01, row - 0.5, "same bits", va="center")
-        said.append(f"{way} {', '.join(f'{loss:.3f}' for loss in losses)}")
+            numbers.append(f"{loss:.3f}")
+        if as_before == len(ends):
+            axes.text(max(column(ends, "held_out")) + 0.01, row - 0.5, "same bits", va="center")
+        said.append(f"{way} {', '.join(numbers)}")
     axes.set_yticks(range(len(ways)), list(ways))
     axes.set_ylim(len(ways) - 0.5, -0.5)  # the first way is on top
     axes.tick_params(axis="y", length=0)
