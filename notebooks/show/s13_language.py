@@ -153,6 +153,57 @@ def draw_mesh(axes, totals):
     axes.text(2.8, 4.5, f"data: {totals['data']:,.0f} kB", va="center", size=10)
 
 
+LEFT_OF_RANK = (3.1, 10.9)  # in the picture of the loss
+CHARACTERS = "abcdef"
+
+
+def draw_loss_parallel(halves, right):
+    """How two ranks compute the loss of one position with three all-reduces. `halves` has the scores that
+    each rank holds, and `right` is the number of the character that follows."""
+    top = max(half.max() for half in halves).item()
+    largest = []
+    sums = []
+    of_right = []  # 0 on the rank that does not have this character
+    first = 0
+    for half in halves:
+        largest.append(half.max().item())
+        sums.append((half - top).exp().sum().item())
+        has_right = first <= right < first + len(half)
+        of_right.append(half[right - first].item() if has_right else 0.0)
+        first += len(half)
+    loss = math.log(sum(sums)) + top - sum(of_right)
+
+    axes = canvas(5, 4.5, across=16, down=14.4)
+    for rank, left in enumerate(LEFT_OF_RANK):
+        axes.text(left + 2.5, 13.6, f"rank {rank}", ha="center", color=INK_OF_RANK[rank], weight="bold")
+        for number, score in enumerate(halves[rank].tolist()):
+            character = CHARACTERS[len(halves[0]) * rank + number]
+            words = f"“{character}”\n{score:.1f}"
+            draw_part(axes, left + 1.7 * number, 10.6, 1.6, 2.4, tile(RANKS[rank], 0.6), words)
+    axes.text(0, 11.8, "scores", va="center", size=10)
+    draw_reduced(axes, 7.9, "largest", largest, f"max: {top:.1f}")
+    draw_reduced(axes, 5.5, "sum of\nexp(score\n- max)", sums, f"sum: {sum(sums):.2f}")
+    draw_reduced(axes, 3.1, f"score of\n“{CHARACTERS[right]}”", of_right, f"sum: {sum(of_right):.1f}")
+    axes.text(0, 1, "loss", va="center", size=10)
+    for rank, left in enumerate(LEFT_OF_RANK):
+        draw_part(axes, left + 1.3, 0.3, 2.4, 1.4, tile(RANKS[rank], 0.6), f"{loss:.2f}")
+    picture(
+        f"A position has {len(halves[0])} scores on rank 0 and {len(halves[1])} on rank 1. Three all-reduces "
+        f"give both ranks the largest score, {top:.1f}, the sum of the exponentials, {sum(sums):.2f}, and "
+        f"the score of the right character, {sum(of_right):.1f}. From these three numbers, each rank "
+        f"computes the loss, {loss:.2f}. The scores do not travel."
+    )
+
+
+def draw_reduced(axes, bottom, name, own, result):
+    """A row with one number of each rank, and the result of the all-reduce between them."""
+    axes.text(0, bottom + 0.7, name, va="center", size=10)
+    for rank, left in enumerate(LEFT_OF_RANK):
+        draw_part(axes, left + 1.3, bottom, 2.4, 1.4, tile(RANKS[rank], 0.6), f"{own[rank]:.2f}")
+    arrow(axes, (6.9, bottom + 0.5), (12.1, bottom + 0.5), colour=RED, both=True)
+    axes.text(9.5, bottom + 0.8, result, ha="center", size=10, color=RED_INK)
+
+
 def draw_losses(trained_on, held_back, characters):
     """The loss of each step on training text, and of every tenth step on text that is held back."""
     steps = len(trained_on)

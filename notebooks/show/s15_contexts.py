@@ -3,8 +3,8 @@
 import matplotlib.pyplot as plt
 
 from parts.ring_attention import ORDERS, chunks_of
-from show.pictures import DARK, GREY, INK, RANKS, RED, SKY, arrow, canvas, picture, tile
-from show.rank_inks import INK_OF_RANK
+from show.pictures import DARK, GREY, HATCHES, INK, RANKS, RED, SKY, arrow, canvas, picture, tile
+from show.rank_inks import INK_OF_RANK, RED_INK
 
 
 def draw_blocks(processes=4):
@@ -70,6 +70,117 @@ def draw_ring(processes=4):
         "each step, it sends the keys and values that it has to the next rank, and the last rank sends to "
         f"rank 0. In {processes} steps, each rank computes with the keys of all ranks, one after the other."
     )
+
+
+def draw_merge(scores, count):
+    """Two softmaxes, over the first `count` keys and over the others, and how they become one."""
+    parts = [scores[:count], scores[count:]]
+    total = scores.logsumexp(dim=0)
+    expected = scores.softmax(dim=0).tolist()
+    _, (upper, lower) = plt.subplots(2, 1, figsize=(4.6, 4.4), sharex=True)
+    upper.set_title("each step: a softmax over its own keys")
+    lower.set_title("times its share: a softmax over all keys")
+    said = []
+    begin = 0
+    for step, (part, colour) in enumerate(zip(parts, (SKY, RED), strict=True), 1):
+        log_sum = part.logsumexp(dim=0)
+        share = (log_sum - total).exp().item()
+        weights = part.softmax(dim=0)
+        keys = range(begin, begin + len(part))
+        looks = {"color": colour, "hatch": HATCHES.get(colour), "edgecolor": GREY, "lw": 0.6}
+        upper.bar(keys, weights.tolist(), 0.7, **looks)
+        lower.bar(keys, (share * weights).tolist(), 0.7, **looks)
+        middle = begin + (len(part) - 1) / 2
+        upper.text(middle, 1.02, f"step {step}\nlog-sum-exp {log_sum:.2f}", ha="center", size=9.5)
+        lower.text(middle, 0.67, f"x {share:.2f}", ha="center", size=10)
+        said.append(
+            f"the softmax of step {step} has a log-sum-exp of {log_sum:.2f} and a share of {share:.2f}"
+        )
+        begin += len(part)
+    marks = lower.plot(range(len(scores)), expected, "o", color=INK, mfc="none", ms=9, mew=1.8)
+    lower.legend(marks, ["softmax of all scores at once"], loc="upper left", bbox_to_anchor=(-0.02, -0.28))
+    upper.set(ylim=(0, 1.4), yticks=[0, 0.5, 1])
+    lower.set(ylim=(-0.03, 0.78), yticks=[0, 0.25, 0.5, 0.75], xlabel="keys", xlim=(-0.6, len(scores) - 0.2))
+    lower.set_xticks(range(len(scores)), [f"{number}" for number in range(len(scores))])
+    for axes in (upper, lower):
+        axes.axvline(count - 0.5, color=GREY, lw=1, ls=":")
+        axes.set_ylabel("weight")
+    picture(
+        f"The weights of {len(scores)} keys. Above, {' and '.join(said)}. Below, each weight is multiplied "
+        "by the share of its step: the bars end at the marks, which are the softmax over all keys at once."
+    )
+
+
+def draw_all_gather(processes=4):
+    """A row for each rank: its queries, its keys and values, and those that the all-gather brings."""
+    axes = canvas(5, 3.5, across=16, down=11.2)
+    looks = {"ha": "center", "va": "bottom", "size": 10, "linespacing": 1.2}
+    axes.text(4.1, 9.3, "its queries", **looks)
+    axes.text(8.3, 9.3, "its keys\nand values", **looks)
+    axes.text(13.9, 9.3, "after the\nall-gather", **looks)
+    for rank in range(processes):
+        bottom = 7.6 - 2 * rank
+        axes.text(0, bottom + 0.7, f"rank {rank}", va="center", weight="bold", color=INK_OF_RANK[rank])
+        for shard in range(processes):
+            is_own = shard == rank
+            draw_shard(axes, 2.3 + 0.9 * shard, bottom, shard, 0.6 if is_own else 0)
+            draw_shard(axes, 6.5 + 0.9 * shard, bottom, shard, 0.6 if is_own else 0)
+            draw_shard(axes, 12.1 + 0.9 * shard, bottom, shard, 0.6 if shard <= rank else 0.15)
+        arrow(axes, (10.3, bottom + 0.7), (11.9, bottom + 0.7), colour=RED)
+    axes.text(0, 0.5, "pale: later than all queries of the rank, so the mask hides it", size=9.5, va="center")
+    hidden = processes * (processes - 1) // 2
+    picture(
+        f"{processes} ranks, each with the queries, keys and values of a quarter of the positions. After the "
+        f"all-gather, each rank has the keys and values of all {processes} shards, and still only its own "
+        f"queries. The mask hides {hidden} of the {processes**2} gathered shards: rank 0 uses only its own."
+    )
+
+
+def draw_shard(axes, x, y, owner, strength):
+    """A square for a shard of the positions; without colour if the rank does not have it."""
+    if strength == 0:
+        axes.add_patch(plt.Rectangle((x, y), 0.8, 1.4, fill=False, edgecolor=GREY, lw=0.8, ls=":"))
+        return
+    fill = tile(RANKS[owner], strength)
+    axes.add_patch(plt.Rectangle((x, y), 0.8, 1.4, facecolor=fill, edgecolor=GREY, lw=0.8))
+    axes.text(x + 0.4, y + 0.7, owner, ha="center", va="center", color=DARK, size=9.5)
+
+
+def draw_all_to_all(processes=4):
+    """Heads against positions: who has which part of a tensor before and after the all-to-all."""
+    axes = canvas(5, 3.6, across=16, down=11.5)
+    looks = {"ha": "center", "va": "bottom", "size": 10, "linespacing": 1.2}
+    axes.text(5.1, 9.7, "some positions\nof all heads", **looks)
+    axes.text(13.2, 9.7, "all positions\nof some heads", **looks)
+    stays = 0
+    for head in range(processes):
+        bottom = 7.7 - 1.75 * head
+        axes.text(0, bottom + 0.8, f"head {head}", va="center", size=10)
+        for shard in range(processes):
+            if shard == head:
+                stays += 1
+            draw_part(axes, 2.4 + 1.35 * shard, bottom, rank=shard, stays=shard == head)
+            draw_part(axes, 10.5 + 1.35 * shard, bottom, rank=head, stays=shard == head)
+    arrow(axes, (7.9, 6.3), (10.4, 6.3), colour=RED)
+    axes.text(9.15, 6.6, "all-to-all", ha="center", size=9.5, color=RED_INK)
+    arrow(axes, (10.4, 4.7), (7.9, 4.7), colour=RED)
+    axes.text(9.15, 3.2, "the result,\nback", ha="center", size=9.5, color=RED_INK, linespacing=1.2)
+    axes.text(5.1, 1.5, "positions", ha="center", size=10)
+    axes.text(13.2, 1.5, "positions", ha="center", size=10)
+    axes.text(0, 0.3, "number and colour: the rank; thick frame: stays on its rank", size=9.5, va="center")
+    parts = processes**2
+    picture(
+        f"A tensor with {processes} heads in rows and {processes} shards of the positions in columns. Before "
+        "the all-to-all, each rank has a column: some positions of all heads. After it, each rank has a row: "
+        f"all positions of one head. {parts - stays} of the {parts} parts travel to another rank."
+    )
+
+
+def draw_part(axes, x, y, rank, stays):
+    """A part of the tensor in the colour of the rank that has it."""
+    looks = {"edgecolor": INK, "lw": 2.2, "zorder": 2} if stays else {"edgecolor": GREY, "lw": 0.8}
+    axes.add_patch(plt.Rectangle((x, y), 1.3, 1.6, facecolor=tile(RANKS[rank], 0.6), **looks))
+    axes.text(x + 0.65, y + 0.8, rank, ha="center", va="center", color=DARK, size=9.5, zorder=3)
 
 
 def draw_work(measured):

@@ -1,0 +1,104 @@
+"""What the pictures of notebooks 13, 15 and 16 claim, against their outputs and against PyTorch."""
+
+import re
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from show import s13_language as language
+from show import s15_contexts as contexts
+from tests.helpers.shown import alts, outputs, printed, table
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """The alt texts of the pictures that a test draws."""
+    texts = []
+    for module in (language, contexts):
+        monkeypatch.setattr(module, "picture", texts.append)
+    yield texts
+    plt.close("all")
+
+
+def alt(stem, beginning):
+    return next(text for text in alts(stem) if text.startswith(beginning))
+
+
+@pytest.mark.parametrize("right", [0, 2, 3, 5])
+def test_13_three_numbers_give_the_loss_on_whichever_rank_the_right_character_is(said, right):
+    generator = torch.Generator().manual_seed(right)
+    halves = list((5 * torch.randn(6, generator=generator)).split(3))
+    language.draw_loss_parallel(halves, right)
+    expected = cross_entropy(torch.cat(halves), torch.tensor(right)).item()
+    assert f"each rank computes the loss, {expected:.2f}. The scores do not travel." in said[0]
+
+
+def test_13_the_loss_of_the_picture_is_the_printed_one():
+    loss = re.search(r"from three numbers: (\S+); from all six scores: \1$", printed("13_gpt"), re.M)[1]
+    assert f"the loss, {float(loss):.2f}." in alt("13_gpt", "A position has 3 scores on rank 0")
+
+
+def test_13_three_all_reduces_send_one_number_for_each_position():
+    sent = {}
+    for times, size in re.findall(r"^(\d+) x ([\d,]+) bytes$", printed("13_gpt"), re.M):
+        size = int(size.replace(",", ""))
+        sent[size] = sent.get(size, 0) + int(times)
+    assert sent == {8 * 176 * 4: 3, 8 * 176 * 64 * 4: 4}
+
+
+def test_15_the_shares_of_the_merge_are_the_printed_ones():
+    first, second = re.search(r"shares: (\S+) and (\S+)", printed("15_context_parallel")).groups()
+    text = alt("15_context_parallel", "The weights of 6 keys")
+    assert f"a share of {first} and" in text and f"a share of {second}. Below" in text
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_15_merged_bars_are_the_softmax_over_all_keys(monkeypatch, said, count):
+    drawn = []
+    bar = plt.Axes.bar
+
+    def note(axes, keys, heights, *more, **looks):
+        drawn.append(heights)
+        return bar(axes, keys, heights, *more, **looks)
+
+    monkeypatch.setattr(plt.Axes, "bar", note)
+    scores = 3 * torch.randn(6, generator=torch.Generator().manual_seed(count))
+    contexts.draw_merge(scores, count)
+    first, first_share, second, second_share = drawn
+    assert sum(first) == pytest.approx(1) and sum(second) == pytest.approx(1)
+    assert first_share + second_share == pytest.approx(scores.softmax(dim=0).tolist())
+
+
+def test_15_the_parts_that_travel_are_those_of_the_formula(said):
+    """Each of n processes sends (n - 1) / n of a tensor; the table counts four of them, each way."""
+    sent = {}
+    for row in rows_of_three_ways():
+        sent[row[0], row[1]] = float(row[2])
+    for processes in (2, 4):
+        contexts.draw_all_to_all(processes)
+        travels, parts = map(int, re.search(r"(\d+) of the (\d+) parts travel", said[-1]).groups())
+        assert sent[str(processes), "ulysses"] == pytest.approx(8 * travels / parts, abs=0.1)
+
+
+def test_15_the_mask_hides_the_shards_that_the_ring_skips(said):
+    contexts.draw_all_gather(4)
+    skipped = 0
+    for steps in table("15_context_parallel", "keys in").values():
+        skipped += sum("skipped" in step for step in steps)
+    assert f"The mask hides {skipped} of the 16 gathered shards" in said[0]
+
+
+def rows_of_three_ways():
+    for output in outputs("15_context_parallel"):
+        lines = output.get("data", {}).get("text/markdown", "").splitlines()
+        if lines and lines[0].startswith("| processes | way |"):
+            return [line.strip("| ").split(" | ") for line in lines[2:]]
+    raise AssertionError("15_context_parallel does not compare the three ways")
+
+
+def test_16_the_layer_computes_what_the_loop_computes():
+    for held, chosen, difference in table("16_experts", "").values():
+        assert held == "2" and len(chosen.split()) == 6
+        assert float(difference) < 1e-5
