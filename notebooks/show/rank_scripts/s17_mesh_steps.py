@@ -33,7 +33,8 @@ class Job:
         where = dict(zip(one_mesh.NAMES, self.mesh.get_coordinate(), strict=True))
         self.positions = positions_of(where["context"], sizes["context"], "zigzag", 48)
         rows = slice(where["data"], None, sizes["data"])
-        self.texts, self.following = (each[rows][:, self.positions] for each in (texts, following))
+        self.texts = texts[rows][:, self.positions]
+        self.following = following[rows][:, self.positions]
         self.model = build()
         lesson.shard(self.model, self.mesh)
         self.schedule = lesson.make_schedule(self.model, self.mesh, cpu, two)
@@ -42,14 +43,17 @@ class Job:
     def gradients(self):
         """Run forward and backward of all micro-batches, and return the mean loss."""
         self.model.zero_grad()
-        losses, places = [], self.positions.expand_as(self.texts)
+        losses = []  # of the two micro-batches, on the last stage only
+        places = self.positions.expand_as(self.texts)
         self.schedule.step(self.texts, places, target=self.following, losses=losses, return_outputs=False)
-        return sum((loss.detach() for loss in losses), torch.zeros(())) / 2
+        total = torch.zeros(())
+        for loss in losses:
+            total += loss.detach()
+        return total / 2
 
     def average(self, *names):
         for parameter in self.model.parameters():
-            gradient = parameter.grad
-            gradient = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            gradient = local(parameter.grad)
             for name in names:
                 dist.all_reduce(gradient, group=self.mesh.get_group(name))
                 gradient /= self.mesh[name].size()
@@ -57,7 +61,8 @@ class Job:
 
 def two_losses(shape, averaged=("data", "context"), places=None, added=("data", "pipeline", "context")):
     """The losses of two steps. Average gradients over `averaged`, and sum losses over `added`."""
-    job, losses = Job(*shape), []
+    job = Job(*shape)
+    losses = []
     if places is not None:
         job.positions = places
     optimizer = torch.optim.AdamW(job.model.parameters(), lr=0.01)
@@ -73,7 +78,8 @@ def two_losses(shape, averaged=("data", "context"), places=None, added=("data", 
 
 def one_process():
     """The same two steps on the whole batch, with nothing sharded."""
-    model, losses = build(), []
+    model = build()
+    losses = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _ in range(2):
         loss = lesson.loss_of(model(texts), following)
@@ -91,8 +97,13 @@ def sent_in_a_step(*shape):
     with Sent() as sent:
         job.gradients()
         lesson.average_gradients(job.model, job.mesh)
-    own = [value.to_local() if isinstance(value, DTensor) else value for value in job.model.parameters()]
-    return {"sent": sent.found, "weights": sum(shard.nbytes for shard in own)}
+    weights = sum(local(value).nbytes for value in job.model.parameters())
+    return {"sent": sent.found, "weights": weights}
+
+
+def local(tensor):
+    """What this process has of a tensor: all of it, unless it is sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 __all__ = ["one_process", "rank", "sent_in_a_step", "two_losses"]
