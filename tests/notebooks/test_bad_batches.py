@@ -169,12 +169,14 @@ def test_only_with_its_own_loss_a_rank_skips_alone_and_drifts_away(tables):
     assert near == [0, 0, 0] and far > 0.001
 
 
-def test_the_spikes_do_not_tell_the_learning_rates_apart(tables):
+def test_a_higher_learning_rate_does_not_show_as_a_larger_spike(tables):
+    """It does in no run that we have seen. How much smaller the spike is depends on the processor."""
     rows = tables["steps 51 to 150", "median norm"]
     usual, fast, ordered = rows
     assert len(set(column(rows, "steps 51 to 150"))) == 3
     assert float(fast["largest norm"]) < float(usual["largest norm"]) / 2
-    assert 3 < float(fast["times"]) < 5 and 3 < float(usual["times"]) < 5
+    assert 3 < float(usual["times"]) < 5
+    assert 2 < float(fast["times"]) <= float(usual["times"])
     for other in (fast, ordered):
         assert float(other["held-out loss"]) > float(usual["held-out loss"])
     jumps = list(map(float, column(rows, "largest jump")))
