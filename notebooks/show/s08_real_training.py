@@ -92,13 +92,19 @@ def draw_messages():
     )
 
 
+class Lines(Source):
+    """Lines from the middle of a function: on a page, they are not indented as in their file."""
+
+    def _repr_markdown_(self):
+        return f"```python\n{textwrap.dedent(self.text)}\n```"
+
+
 def show_lines(function, first, last):
     """Show some lines of a function. `first` and `last` are the beginnings of the first and the last one."""
-    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    lines = inspect.getsource(function).splitlines()
     begin = line_that_begins(lines, first)
     end = begin + line_that_begins(lines[begin:], last)
-    part = textwrap.dedent("\n".join(lines[begin : end + 1]))
-    display(Source(part), metadata={"rungs": "source"})
+    display(Lines("\n".join(lines[begin : end + 1])), metadata={"rungs": "source"})
 
 
 def line_that_begins(lines, words):
