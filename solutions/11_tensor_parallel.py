@@ -128,7 +128,8 @@ class ColumnLinear(nn.Module):
         super().__init__()
         # cut 11.3: keep this rank's shard as parameters
         weight, bias = cut_columns(weight, bias, dist.get_rank(), dist.get_world_size())
-        self.weight, self.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
         # end
 
     def forward(self, x):
@@ -150,7 +151,8 @@ class RowLinear(nn.Module):
         super().__init__()
         # cut 11.3: keep this rank's shard of the weight, and the whole bias
         weight, bias = cut_rows(weight, bias, dist.get_rank(), dist.get_world_size())
-        self.weight, self.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
         # end
 
     def forward(self, x):
@@ -205,14 +207,23 @@ def clip_gradients(model, largest):
             cut.update(layer.parameters())
         elif isinstance(layer, RowLinear):
             cut.add(layer.weight)
-    of_shares, of_the_rest = torch.zeros(()), torch.zeros(())
-    gradients = [(p.grad, p in cut) for p in model.parameters() if p.grad is not None]
-    for gradient, is_cut in gradients:
-        (of_shares if is_cut else of_the_rest).add_(gradient.square().sum())
-    dist.all_reduce(of_shares)
-    norm = (of_shares + of_the_rest).sqrt().item()
+    of_shards = torch.zeros(())  # sums of squares
+    of_the_rest = torch.zeros(())
+    gradients = []
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            continue
+        gradients.append(parameter.grad)
+        square = parameter.grad.square().sum()
+        if parameter in cut:
+            of_shards += square
+        else:
+            of_the_rest += square
+    dist.all_reduce(of_shards)
+
+    norm = (of_shards + of_the_rest).sqrt().item()
     if norm > largest:
-        for gradient, _ in gradients:
+        for gradient in gradients:
             gradient.mul_(largest / norm)
     return norm
     # end

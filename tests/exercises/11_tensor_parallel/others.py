@@ -27,7 +27,8 @@ def own_backward():
         def backward(context, above):
             x, weight = context.saved_tensors
             below = above @ weight
-            flat, flat_x = (torch.atleast_2d(one).flatten(0, -2) for one in (above, x))
+            flat = torch.atleast_2d(above).flatten(0, -2)
+            flat_x = torch.atleast_2d(x).flatten(0, -2)
             bias = flat.sum(0) if context.has_bias else None
             return add_up(below) if context.columns else below, flat.T @ flat_x, bias, None
 
@@ -35,7 +36,8 @@ def own_backward():
         def __init__(self, weight, bias):
             super().__init__()
             weight, bias = self.cut(weight, bias, dist.get_rank(), dist.get_world_size())
-            self.weight, self.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+            self.weight = nn.Parameter(weight)
+            self.bias = None if bias is None else nn.Parameter(bias)
 
         def forward(self, x):
             return Layer.apply(x, self.weight, self.bias, self.columns)
@@ -48,12 +50,17 @@ def own_backward():
 
     def clip_gradients(model, largest):
         # Each rank counts an Nth of what all have, and all of what it alone has.
-        world_size, total = dist.get_world_size(), torch.zeros(1)
-        cuts = [layer for layer in model.modules() if isinstance(layer, Cut)]
-        alone = {id(p) for one in cuts for p in (one.parameters() if one.columns else [one.weight])}
+        alone = set()
+        for layer in model.modules():
+            if isinstance(layer, Cut):
+                alone.add(id(layer.weight))
+                if layer.columns:
+                    alone.add(id(layer.bias))
+        total = torch.zeros(1)
         for parameter in model.parameters():
             if parameter.grad is not None:
-                total += parameter.grad.norm() ** 2 / (1 if id(parameter) in alone else world_size)
+                ranks = 1 if id(parameter) in alone else dist.get_world_size()
+                total += parameter.grad.norm() ** 2 / ranks
         dist.all_reduce(total)
         norm = float(total.sqrt())
         for parameter in model.parameters():

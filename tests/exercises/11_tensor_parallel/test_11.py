@@ -33,7 +33,9 @@ ORDINARY = ("first.weight", "first.bias", "norm.weight", "norm.bias", "head.weig
 def leaf(value, columns=False):
     """A copy that gets a gradient; with `columns`, stored column by column."""
     value = value.detach().clone()
-    return (value.mT.contiguous().mT if columns else value).requires_grad_()
+    if columns:
+        value = value.mT.contiguous().mT
+    return value.requires_grad_()
 
 
 def cut(student, me, cases):
@@ -80,11 +82,12 @@ def passes(student, me, given):
         output = layer(x)
         came = {"output": output.detach().clone()}
         output.backward(leaf(case["above"], given["columns"]).detach())
-        parameters = dict(layer.named_parameters())
-        came["names"] = sorted(name for name, one in parameters.items() if one.requires_grad)
-        for name, one in parameters.items():
+        names = []
+        for name, one in layer.named_parameters():
+            if one.requires_grad:
+                names.append(name)
             came |= {name: one, f"gradient of {name}": one.grad}
-        found.append(came | {"gradient of x": x.grad})
+        found.append(came | {"names": sorted(names), "gradient of x": x.grad})
     return found
 
 
@@ -98,7 +101,11 @@ def large(student, me, given):
         memory.append(me.memory())
 
     def begun(calls):
-        return [[call["event"], call["size"]] for call in calls if call["phase"] == "begin"]
+        found = []
+        for call in calls:
+            if call["phase"] == "begin":
+                found.append([call["event"], call["size"]])
+        return found
 
     look()
     wholes = [one @ other for one, other in given["thin"]]
@@ -133,7 +140,8 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList()
         while f"blocks.{len(self.blocks)}.up.weight" in weights:
             number = len(self.blocks)
-            self.blocks.append(make(*[weights[f"blocks.{number}.{name}"] for name in NAMES]))
+            of_block = [weights[f"blocks.{number}.{name}"] for name in NAMES]
+            self.blocks.append(make(*of_block))
 
     def forward(self, x):
         x = self.first(x)
@@ -173,9 +181,13 @@ def clip(student, me, given):
             layers = {"a": one.up, "ab": model.first, "c": one.down, "cd": model.norm, "e": model.head}
             whole = nn.ModuleDict(layers | {"f": nn.Sequential(other.up, nn.GELU(), other.down)})
         norm = student.clip_gradients(whole, case["largest"])
-        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            gradients[name] = parameter.grad
         found.append({"norm": float(norm), "kind": type(norm).__name__, "gradients": gradients})
-    sent = sum(call.get("bytes", 0) + call.get("inner", 0) for call in me.calls)
+    sent = 0
+    for call in me.calls:
+        sent += call.get("bytes", 0) + call.get("inner", 0)
     return {"cases": found, "sent": sent}
 
 
@@ -219,7 +231,8 @@ class WholeLinear(nn.Module):
 class Whole(nn.Module):
     def __init__(self, *weights):
         super().__init__()
-        self.up, self.down = WholeLinear(*weights[:2]), WholeLinear(*weights[2:])
+        self.up = WholeLinear(*weights[:2])
+        self.down = WholeLinear(*weights[2:])
 
     def forward(self, x):
         return self.down(gelu(self.up(x)))
@@ -240,7 +253,8 @@ def check_cut(columns):
     for world_size, outputs, inputs in ((2, 6, 4), (3, 7, 8), (4, 3, 2), (1, 3, 5)):
         weight, bias = layer_of(inputs, outputs, bias=world_size < 4)
         case = {"weight": weight, "bias": bias, "world_size": world_size, "columns": columns}
-        cases += [case | {"rank": rank} for rank in range(world_size)]
+        for rank in range(world_size):
+            cases.append(case | {"rank": rank})
     tried(f"matrices of several sizes, cut by {which} for each rank of 1, 2, 3 and 4 processes")
     (came,) = run(cut, [cases])
     for got, case in zip(came, cases, strict=True):
@@ -270,16 +284,22 @@ def check_function(name, world_size, shape, columns):
         dtype, relative = torch.float64, 1e-12
     tried(f"{so_many(world_size, 'process')}, {name}.apply(x) with x of {sizes}")
     given = []
+    sum_of_x = 0
+    sum_above = 0
     for _ in range(world_size):
         x = torch.randn(shape, dtype=dtype)
         above = torch.randn(shape, dtype=dtype)
         given.append({"name": name, "columns": columns, "x": x, "above": above})
-    sum_of_x = sum(one["x"].double() for one in given)
-    sum_above = sum(one["above"].double() for one in given)
-    for rank, (one, came) in enumerate(zip(given, run(functions, given), strict=True)):
+        sum_of_x = sum_of_x + x.double()
+        sum_above = sum_above + above.double()
+
+    for rank, came in enumerate(run(functions, given)):
         words = f"on rank {rank}, your {''.join(came['changed'][:1])}"
         require(not came["changed"], words, "an unchanged tensor: add up in a copy")
-        output, below = (one["x"], sum_above) if name == "Copy" else (sum_of_x, one["above"])
+        if name == "Copy":
+            output, below = given[rank]["x"], sum_above
+        else:
+            output, below = sum_of_x, given[rank]["above"]
         close(f"{name}.apply(x) on rank {rank}", came["output"], output, relative)
         close(f"the gradient of x on rank {rank}", came["gradient"], below, relative)
 
@@ -296,7 +316,8 @@ def test_2b_sum(world_size, shape, columns):
 
 def passed(case):
     """What one process comes to in float64: the names of the parameters, and all values and gradients."""
-    layer = (WholeLinear if len(case["whole"]) == 2 else Whole)(*case["whole"]).double()
+    kind = WholeLinear if len(case["whole"]) == 2 else Whole
+    layer = kind(*case["whole"]).double()
     x = leaf(case["x"].double())
     output = layer(x)
     output.backward(case["above"].double())
@@ -310,8 +331,11 @@ def passed(case):
 def check_passes(name, world_size, wholes, shapes, columns=False):
     """Layers of these weights, with x of so many dimensions before the last; with `columns`, in float64."""
     cuts = CUTS[name]
-    dtype, relative = (torch.float64, 1e-12) if columns else (torch.float32, 2e-5)
-    cases, expected = [], []
+    dtype, relative = torch.float32, 2e-5
+    if columns:
+        dtype, relative = torch.float64, 1e-12
+    cases = []
+    expected = []
     for whole, shape in zip(wholes, shapes, strict=True):
         whole = [None if one is None else one.to(dtype) for one in whole]
         x = floats(*shape, whole[0].shape[1]).to(dtype)
@@ -324,12 +348,14 @@ def check_passes(name, world_size, wholes, shapes, columns=False):
     dimensions = ", then ".join(str(len(shape) + 1) for shape in shapes)
     tried(f"{world_size} processes, {name}, weight of {sizes}; x has {dimensions} dimensions")
 
-    given = [{"name": name, "columns": columns, "cases": []} for _ in range(world_size)]
-    for rank, mine in enumerate(given):
+    given = []
+    for rank in range(world_size):
+        own_cases = []
         for one in cases:
-            shares = {"x": share_of(one["x"], rank, world_size, cuts.get("x"))}
-            shares["above"] = share_of(one["above"], rank, world_size, cuts.get("output"))
-            mine["cases"].append(one | shares)
+            x = share_of(one["x"], rank, world_size, cuts.get("x"))
+            above = share_of(one["above"], rank, world_size, cuts.get("output"))
+            own_cases.append(one | {"x": x, "above": above})
+        given.append({"name": name, "columns": columns, "cases": own_cases})
     for rank, found in enumerate(run(passes, given)):
         for came, case, (names, values) in zip(found, cases, expected, strict=True):
             on = f"on rank {rank}"
@@ -367,17 +393,22 @@ def check_large(world_size, block):
     width, hidden = 1024, 2048 + int(integers(0, 3))
     shapes = ((hidden, width), (width, hidden))
     thin = [[floats(outputs, 2), floats(2, inputs) / inputs**0.5] for outputs, inputs in shapes]
-    biases = [floats(outputs) if block else None for outputs, _ in shapes]
-    x, above = floats(8, width), floats(8, width)
+    biases = [None, None]
+    if block:
+        biases = [floats(hidden), floats(width)]
+    x = floats(8, width)
+    above = floats(8, width)
     layers = "FeedForward" if block else "ColumnLinear and a RowLinear"
     sizes = f"{hidden} x {width} and back{' and biases' if block else ''}, x of 8 x {width}"
     tried(f"{world_size} processes, a {layers} with matrices of {sizes}")
     given = {"thin": thin, "biases": biases, "x": x, "above": above, "block": block}
     ranks = run(large, [given] * world_size)
 
-    up, down = [WholeLinear(one @ other, bias) for (one, other), bias in zip(thin, biases, strict=True)]
+    up = WholeLinear(torch.matmul(*thin[0]), biases[0])
+    down = WholeLinear(torch.matmul(*thin[1]), biases[1])
+    between = nn.GELU() if block else nn.Identity()
     inside = leaf(x.double())
-    output = nn.Sequential(up, nn.GELU() if block else nn.Identity(), down).double()(inside)
+    output = nn.Sequential(up, between, down).double()(inside)
     output.backward(above.double())
     whole = 4 * 2 * hidden * width
     for rank, came in enumerate(ranks):
@@ -478,6 +509,14 @@ def drawn_gradients(weights, beginnings, factor):
     return gradients
 
 
+def own_of_each(gradients, rank, world_size):
+    """What a rank has of these gradients, by name."""
+    found = {}
+    for name, value in gradients.items():
+        found[name] = own(name, value, rank, world_size)
+    return found
+
+
 def check_clip(world_size, cases):
     """Call clip_gradients for each case: beginnings of the names that have gradients (None: all), the largest
     norm allowed, as a multiple of the norm (1 where that is 0), and the kind of model. Returns what came."""
@@ -489,10 +528,11 @@ def check_clip(world_size, cases):
         wholes.append(whole)
         most = factor * norm_of(whole.values()) or 1.0
         for rank, one in enumerate(given):
-            its = {name: own(name, value, rank, world_size) for name, value in whole.items()}
+            its = own_of_each(whole, rank, world_size)
             if kind == "empty":  # an empty shard without a gradient, as of a layer that this rank leaves out
                 for name, value in its.items():
-                    its[name] = None if value is None or not value.numel() else value
+                    if value is not None and not value.numel():
+                        its[name] = None
             one["cases"].append({"gradients": its, "largest": most, "kind": kind})
     ranks = run(clip, given)
     for rank, found in enumerate(ranks):
@@ -513,12 +553,15 @@ def check_norm(what, got, gradients, rank, world_size):
         close(what, got, whole)
     except Verdict as verdict:
         for layer, ends in GROUPS.items():
-            some = {name: value for name, value in gradients.items() if name.endswith(ends)}
-            mine = [own(name, value, rank, world_size) for name, value in some.items()]
+            some = {}
+            for name, value in gradients.items():
+                if name.endswith(ends):
+                    some[name] = value
+            mine = own_of_each(some, rank, world_size)
             square = norm_of(some.values()) ** 2
             mistakes = {
                 "did not count": 0,
-                "were the same on all ranks": norm_of(mine) ** 2,
+                "were the same on all ranks": norm_of(mine.values()) ** 2,
                 "counted once for each rank": world_size * square,
             }
             for words, other in mistakes.items():
