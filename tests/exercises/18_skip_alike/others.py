@@ -24,7 +24,11 @@ def by_hand():
             return accepted
 
     def total_norm(gradients):
-        own = math.fsum(one.double().flatten().dot(one.double().flatten()).item() for one in gradients)
+        squares = []
+        for gradient in gradients:
+            numbers = gradient.double().flatten()
+            squares.append(numbers.dot(numbers).item())
+        own = math.fsum(squares)
         found = [None] * dist.get_world_size()
         dist.all_gather_object(found, own)
         return math.sqrt(sum(found)) if math.isfinite(sum(found)) else math.nan
@@ -40,8 +44,13 @@ def by_hand():
         for parameter, gradient in zip(trained, sums, strict=True):
             parameter.grad = None if gradient is None else gradient / len(micro_batches)
         average_gradients(model)
-        gradients = [one.grad for one in trained if one.grad is not None]
-        norm = math.sqrt(sum(one.double().square().sum().item() for one in gradients))
+        gradients = []
+        square = 0.0
+        for parameter in trained:
+            if parameter.grad is not None:
+                gradients.append(parameter.grad)
+                square += parameter.grad.double().square().sum().item()
+        norm = math.sqrt(square)
         taken = bool(guard.accepts(norm))
         if taken:
             for gradient in gradients:

@@ -28,7 +28,8 @@ from torch.nn.functional import cross_entropy
 
 NAN, INF = math.nan, math.inf
 CLIP = 0.5
-SGD, ADAM = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}), ("Adam", {"lr": 0.05, "eps": 0.02})
+SGD = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05})
+ADAM = ("Adam", {"lr": 0.05, "eps": 0.02})
 
 
 # ---- what runs in each rank: a body, and what it mentions of this file
@@ -37,11 +38,12 @@ SGD, ADAM = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}), ("Adam"
 def judge(student, me, given):
     """One guard, asked about several norms; and another one, which gets its norms in the middle."""
     guard = student.Guard(**given["options"])
-    answers, resumed = [], []
+    answers = []
+    resumed = []
     for number, norm in enumerate(given["norms"]):
         if number == given["saved_after"]:
             other = student.Guard(**given["options"])
-            other.norms = [float(norm) for norm in guard.norms]
+            other.norms = list(map(float, guard.norms))
         answers.append(guard.accepts(norm))
         if number >= given["saved_after"]:
             resumed.append(other.accepts(norm))
@@ -65,7 +67,8 @@ class Limit:
     """A guard with a fixed limit, which notes what it is asked."""
 
     def __init__(self, limit):
-        self.limit, self.asked = limit, []
+        self.limit = limit
+        self.asked = []
 
     def accepts(self, norm):
         self.asked.append(norm)
@@ -77,7 +80,8 @@ class Model(nn.Module):
 
     def __init__(self, state):
         super().__init__()
-        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.first = nn.Linear(5, 6)
+        self.last = nn.Linear(6, 3)
         self.spare = nn.Parameter(torch.zeros(4))
         self.to(state["first.weight"].dtype).load_state_dict(state)
         self.first.bias.requires_grad_(False)
@@ -94,16 +98,28 @@ def train(student, me, given):
     optimizer = getattr(torch.optim, name)(model.parameters(), **options)
     falls = given["rate_falls"]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step) if falls else 1.0)
-    taken, weights, rates, asked, shared = [], [], [], [], []
+    came = {"taken": [], "weights": [], "rates": [], "asked": [], "shared": []}  # of each step
     for micro_batches in given["steps"]:
-        rates.append(optimizer.param_groups[0]["lr"])
+        came["rates"].append(optimizer.param_groups[0]["lr"])
         before = len(guard.asked)
         messages = len(me.calls)
-        taken.append(student.train_step(model, optimizer, scheduler, guard, micro_batches, given["clip"]))
-        asked.append(guard.asked[before:])
-        shared.append(sum(call.get("phase") == "begin" for call in me.calls[messages:]))
-        weights.append({name: one.detach().clone() for name, one in model.named_parameters()})
-    return {"taken": taken, "weights": weights, "rates": rates, "asked": asked, "shared": shared}
+        taken = student.train_step(model, optimizer, scheduler, guard, micro_batches, given["clip"])
+        came["taken"].append(taken)
+        came["asked"].append(guard.asked[before:])
+        came["shared"].append(how_many_begin(me.calls[messages:]))
+        weights = {}
+        for name, one in model.named_parameters():
+            weights[name] = one.detach().clone()
+        came["weights"].append(weights)
+    return came
+
+
+def how_many_begin(calls):
+    count = 0
+    for call in calls:
+        if call.get("phase") == "begin":
+            count += 1
+    return count
 
 
 # ---- what is drawn, and what is right
@@ -111,12 +127,14 @@ def train(student, me, given):
 
 def check_guard(norms, times, count, fewest, reads_norms=False):
     options = {"times": times, "count": count, "fewest": fewest}
-    accepted, expected = [], []
+    accepted = []
+    expected = []
     for norm in norms:
         known = accepted[-count:]
         usual = median(known) if len(known) >= fewest else INF
-        expected.append(math.isfinite(norm) and norm <= times * usual)
-        if expected[-1]:
+        is_right = math.isfinite(norm) and norm <= times * usual
+        expected.append(is_right)
+        if is_right:
             accepted.append(norm)
     half = len(norms) // 2
     given = {"options": options, "norms": norms, "saved_after": half}
@@ -138,8 +156,11 @@ def usual_norms(number):
 
 def test_1a_not_finite():
     """12 norms near 1, and among them NaN and infinity, also at the beginning; times=4, count=5, fewest=3"""
-    first, second, third, fourth = (usual_norms(3) for _ in range(4))
-    check_guard([NAN, INF, *first, NAN, *second, INF, *third, NAN, INF, *fourth], 4.0, 5, 3)
+    norms = [NAN, INF, *usual_norms(3)]
+    norms += [NAN, *usual_norms(3)]
+    norms += [INF, *usual_norms(3)]
+    norms += [NAN, INF, *usual_norms(3)]
+    check_guard(norms, 4.0, 5, 3)
 
 
 def test_1b_too_large():
@@ -182,13 +203,20 @@ def all_numbers(gradients):
     """The numbers of all ranks in one tensor, in float64."""
     numbers = [torch.zeros(1).double()]  # for the case that there are none
     for mine in gradients:
-        numbers += [gradient.double().flatten() for gradient in mine]
+        for gradient in mine:
+            numbers.append(gradient.double().flatten())
     return torch.cat(numbers)
+
+
+def of_each_rank(calls):
+    """From a list that has, for each call, something for each rank: for each rank, its own part of each
+    call."""
+    return [list(own) for own in zip(*calls, strict=True)]
 
 
 def check_totals(cases):
     """`cases` has, for each call, the gradients of each rank."""
-    ranks = run(totals, [list(mine) for mine in zip(*cases, strict=True)])
+    ranks = run(totals, of_each_rank(cases))
     for number, gradients in enumerate(cases, 1):
         numbers = all_numbers(gradients)
         right = numbers.square().sum().sqrt().item()
@@ -211,7 +239,10 @@ def test_2a_over_all_ranks(world_size):
     cases = []
     for _ in range(2):
         matrices = [floats(4, 3).t() * 10**rank for rank in range(world_size)]
-        cases.append([[one, floats(2 + rank).double(), floats(0)] for rank, one in enumerate(matrices)])
+        gradients = []
+        for rank, matrix in enumerate(matrices):
+            gradients.append([matrix, floats(2 + rank).double(), floats(0)])
+        cases.append(gradients)
     check_totals(cases)
 
 
@@ -230,15 +261,18 @@ def test_2b_huge():
 
 def drawn_state(double=False):
     shapes = {"first.weight": (6, 5), "first.bias": (6,), "last.weight": (3, 6), "last.bias": (3,)}
-    state = {name: floats(*shape) for name, shape in shapes.items()} | {"spare": floats(4)}
-    if double:
-        state = {name: one.double() for name, one in state.items()}
+    shapes["spare"] = (4,)
+    state = {}
+    for name, shape in shapes.items():
+        state[name] = floats(*shape).double() if double else floats(*shape)
     return state
 
 
 def drawn_batch(number, double=False):
     inputs = floats(number, 5)
-    return (inputs.double() if double else inputs), integers(0, 3, number)
+    if double:
+        inputs = inputs.double()
+    return inputs, integers(0, 3, number)
 
 
 def large_batch(state, number, factor):
@@ -248,44 +282,54 @@ def large_batch(state, number, factor):
 
 
 def spoiled(batch, with_number):
-    inputs = batch[0].clone()
+    inputs, labels = batch
+    inputs = inputs.clone()
     inputs[-1, 2] = with_number
-    return inputs, batch[1]
+    return inputs, labels
 
 
 def backward(model, step):
-    """The norm of the gradient of a step, in the reference. `step` has the micro-batches of each rank."""
+    """The norm of the gradient of a step in the reference, and the gradients. `step` has the micro-batches of
+    each rank."""
     for mine in step:
         for inputs, labels in mine:
             loss = cross_entropy(model(inputs.double()), labels)
             (loss / len(mine) / len(step)).backward()
-    gradients = [one.grad for one in model.parameters() if one.grad is not None]
-    return torch.cat([one.flatten() for one in gradients]).norm().item(), gradients
+    gradients = []
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            gradients.append(parameter.grad)
+    numbers = torch.cat([one.flatten() for one in gradients])
+    return numbers.norm().item(), gradients
 
 
 def check_steps(steps, optimizer, state, limit=INF, rate_falls=False, counts_messages=False):
     """`steps` has, for each step, the micro-batches of each rank. Returns which steps are taken."""
     name, options = optimizer
     given = {"state": state, "limit": limit, "clip": CLIP, "optimizer": optimizer, "rate_falls": rate_falls}
-    ranks = run(train, [given | {"steps": list(mine)} for mine in zip(*steps, strict=True)])
+    ranks = run(train, [given | {"steps": own} for own in of_each_rank(steps)])
+
     right = Model(state).double()
     stepper = Optimizer(name, right.parameters(), dict(options))
     taken = []
     for number, step in enumerate(steps, 1):
         stepper.zero_grad()
         norm, gradients = backward(right, step)
-        taken.append(math.isfinite(norm) and norm <= limit)
         if abs(norm / limit - 1) < 0.01:
             raise RuntimeError("the grader has drawn a norm at the limit")
+        is_taken = math.isfinite(norm) and norm <= limit
+        taken.append(is_taken)
         rate = options["lr"] / (number if rate_falls else 1)
         stepper.options["lr"] = rate
-        if taken[-1]:
+        after = f"after step {number} (skipped)"
+        if is_taken:
+            after = f"after step {number}"
             for gradient in gradients:
                 gradient *= min(1.0, CLIP / (norm + 1e-6))
             stepper.step()
-        after = f"after step {number}" if taken[-1] else f"after step {number} (skipped)"
+
         for rank, came in enumerate(ranks):
-            compare_step(came, rank, number, norm, taken[-1])
+            compare_step(came, rank, number, norm, is_taken)
             for name, expected in right.named_parameters():
                 what = f"{name} {after} on rank {rank}"
                 close(what, came["weights"][number - 1].get(name), expected.detach(), 2e-4, scale=1.0)
@@ -293,7 +337,7 @@ def check_steps(steps, optimizer, state, limit=INF, rate_falls=False, counts_mes
             if counts_messages:
                 what = f"the number of collectives in step {number} on rank {rank}"
                 same(what, came["shared"][number - 1], len(gradients))
-        compare_ranks([came["weights"][number - 1] for came in ranks], state, number)
+        compare_ranks(ranks, state, number)
     return taken
 
 
@@ -311,21 +355,23 @@ def compare_step(came, rank, number, norm, is_taken):
     same(f"what train_step returned {where}", came["taken"][number - 1], is_taken)
 
 
-def compare_ranks(weights, state, number):
-    first, *others = weights
-    for rank, other in enumerate(others, 1):
+def compare_ranks(ranks, state, number):
+    first = ranks[0]["weights"][number - 1]
+    for rank, came in enumerate(ranks[1:], 1):
+        own = came["weights"][number - 1]
         for name in state:
             what = f"after step {number}, {name} on rank {rank} is not rank 0's to the last bit"
-            require(torch.equal(first[name], other[name]), what, "equal weights on all ranks")
+            require(torch.equal(first[name], own[name]), what, "equal weights on all ranks")
 
 
 def drawn_steps(number, world_size, parts, double=False):
     """`parts` micro-batches of 3 and more examples for each rank, in each step."""
     steps = []
     for _ in range(number):
-        steps.append([])
+        step = []
         for _ in range(world_size):
-            steps[-1].append([drawn_batch(3 + part, double) for part in range(parts)])
+            step.append([drawn_batch(3 + part, double) for part in range(parts)])
+        steps.append(step)
     return steps
 
 
