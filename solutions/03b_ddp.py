@@ -93,8 +93,11 @@ def make_buckets(parameters, bucket_bytes):
     bytes.
     """
     # cut 03b.1: put parameters into buckets
-    buckets, size = [], 0
-    for parameter in reversed([parameter for parameter in parameters if parameter.requires_grad]):
+    buckets = []
+    size = 0  # of the last bucket
+    for parameter in reversed(list(parameters)):
+        if not parameter.requires_grad:
+            continue
         size += parameter.nbytes
         if not buckets or size > bucket_bytes:
             buckets.append([])
@@ -117,11 +120,14 @@ class Overlapped(nn.Module):
                 dist.broadcast(tensor, src=0)
         # end
         # cut 03b.4: install the hooks, and add what the other methods need
-        self.sends, self.in_flight = True, []
-        self.missing = [len(bucket) for bucket in self.buckets]
-        self.place = {parameter: i for i, bucket in enumerate(self.buckets) for parameter in bucket}
-        for parameter in self.place:
-            parameter.register_post_accumulate_grad_hook(self.gradient_came)
+        self.sends = True
+        self.in_flight = []  # of each bucket that was sent: the flat tensor and the handle
+        self.missing = [len(bucket) for bucket in self.buckets]  # gradients that have not come
+        self.place = {}  # the number of each parameter's bucket
+        for number, bucket in enumerate(self.buckets):
+            for parameter in bucket:
+                self.place[parameter] = number
+                parameter.register_post_accumulate_grad_hook(self.gradient_came)
         # instead: # 03b.3: add what your other methods need, such as a list of the buckets that were sent
         # instead: # 03b.4: install the hooks
         # end
@@ -151,9 +157,13 @@ class Overlapped(nn.Module):
         """Start the all_reduce of the first bucket that has not been sent, full or not."""
         # cut 03b.3: copy the bucket into one flat tensor and begin its all_reduce
         bucket = self.buckets[len(self.in_flight)]
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        there = parts[0].new_tensor([p.grad is not None for p in bucket])
-        flat = torch.cat([*(part.flatten() for part in parts), there])
+        parts = []
+        there = []  # whether each parameter has a gradient on this rank
+        for parameter in bucket:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parts.append(gradient.flatten())
+            there.append(parameter.grad is not None)
+        flat = torch.cat([*parts, parts[0].new_tensor(there)])
         self.in_flight.append((flat, dist.all_reduce(flat, async_op=True)))
         # end
 
@@ -164,18 +174,21 @@ class Overlapped(nn.Module):
             self.send_next()
         for bucket, (flat, work) in zip(self.buckets, self.in_flight, strict=True):
             work.wait()
-            *sums, there = flat.split([*(parameter.numel() for parameter in bucket), len(bucket)])
+            sizes = [parameter.numel() for parameter in bucket]
+            *sums, there = flat.split([*sizes, len(bucket)])
             for parameter, total, count in zip(bucket, sums, there.tolist(), strict=True):
                 if count > 0:
                     parameter.grad = total.view_as(parameter) / dist.get_world_size()
-        self.in_flight, self.missing = [], [len(bucket) for bucket in self.buckets]
+        self.in_flight = []
+        self.missing = [len(bucket) for bucket in self.buckets]
         # end
 
     @contextlib.contextmanager
     def no_sync(self):
         """Forward and backward passes inside `with model.no_sync():` send nothing."""
         # cut 03b.5: send nothing until the block is left, in whatever way
-        before, self.sends = self.sends, False
+        before = self.sends
+        self.sends = False
         try:
             yield
         finally:
