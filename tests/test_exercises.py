@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import os
 import re
 import runpy
 import shutil
@@ -15,9 +16,10 @@ import starters
 from grader import exercises
 from grader.settings import HERE, SOLUTIONS, STARTERS
 
+from tests.helpers.lines import column
 from tools.lessons import ROOT
 
-EXERCISES = [one["id"] for one in exercises.manifest()]
+EXERCISES = column(exercises.manifest(), "id")
 
 
 def test_starters_are_what_their_solutions_say():
@@ -34,8 +36,10 @@ def test_no_answer_is_in_a_file_that_students_get():
         language |= stripped_lines(path)
     language.add("if dist.get_rank() == 0:")  # the lessons have the rank in a variable
     kinds = (".py", ".md", ".sh", ".sbatch")
-    pages = [path for path in (ROOT / "lessons").rglob("*") if path.suffix in kinds]
-    pages += [*(ROOT / "notebooks").glob("*.ipynb"), ROOT / "README.md"]
+    pages = [*(ROOT / "notebooks").glob("*.ipynb"), ROOT / "README.md"]
+    for path in (ROOT / "lessons").rglob("*"):
+        if path.suffix in kinds:
+            pages.append(path)
     starter_lines = {}
     plain = {}
     for path in pages:
@@ -95,8 +99,9 @@ def test_links_of_the_students_page_lead_somewhere():
         assert link.startswith("http") or (STARTERS / link).exists(), link
     names = set()
     for one in exercises.manifest():
-        names |= {Path(name).parts[0] for name in one["files"]}
-    there = {path.name for path in STARTERS.iterdir()}
+        for name in one["files"]:
+            names.add(Path(name).parts[0])
+    there = set(os.listdir(STARTERS))
     assert there - {"README.md", "try.py", "conftest.py", "__pycache__"} == names
 
 
@@ -111,9 +116,9 @@ def test_each_exercise_can_be_tried_by_hand(forked, name):
     code, out, err = run.code, run.stdout, run.stderr
     assert (code, "refused" in err, err.count("\n")) == (0, name == "06b", int(name == "06b"))
     lines = out.splitlines()
-    found = {line.split(" | ")[0] for line in lines}
-    assert found == {f"rank {rank}" for rank in range(len(found))} and len(found) >= 1
-    assert "not written yet" not in out and len(lines) >= 3 * len(found)
+    fronts = {line.split(" | ")[0] for line in lines}
+    assert fronts == {f"rank {rank}" for rank in range(len(fronts))} and len(fronts) >= 1
+    assert "not written yet" not in out and len(lines) >= 3 * len(fronts)
 
 
 @pytest.mark.long
@@ -170,7 +175,8 @@ MEANT = {
 
 @pytest.mark.parametrize("count", MEANT)
 def test_a_number_names_an_exercise_a_part_or_a_check(count):
-    assert {name: len(exercises.wanted(name)) for name in MEANT[count]} == dict.fromkeys(MEANT[count], count)
+    for name in MEANT[count]:
+        assert len(exercises.wanted(name)) == count, name
 
 
 ALL = f"the exercises are {', '.join(EXERCISES)}"
@@ -220,10 +226,9 @@ def test_an_author_begins_with_a_copy_of_an_exercise_that_is_graded_at_once(tmp_
     code, text = call("tests/exercises/starters.py")
     assert code == 0 and "lessons/exercises/98_toy.py" in text, text
     code, text = call("tests/exercises/mutants.py", "98", "--jobs", "1")
-    lines = [line.split()[:3] for line in text.splitlines() if line.startswith("ok ")]
-    assert code == 0 and lines == [
-        ["ok", "98", kind] for kind in ("solution", "starter", "other", "mutant")
-    ], text
+    assert code == 0, text
+    assert re.findall(r"^ok +98 +(\S+)", text, re.M) == ["solution", "starter", "other", "mutant"], text
+    assert len(re.findall("^ok ", text, re.M)) == 4, text
     assert "98.1a failed: the sum of call 1 on rank 0: " in text, text
     assert "not finished: 98 has 1 mutants of at least 8, no try_98 in " in text, text
     with open(solution, "a") as file:

@@ -91,7 +91,7 @@ class Tries:
             region.evaluator = run
             region.parsed = read_try(document.path, region)
             if region.lexemes["directive"] == "try":
-                fence = [fence for fence in fences if fence.end < region.start][-1]
+                *_, fence = [fence for fence in fences if fence.end < region.start]
                 number = number + 1 if fence is previous else 1
                 previous = fence
                 region.parsed.lines = fence.lexemes["source"].rstrip("\n")
@@ -154,7 +154,7 @@ def as_parameter(example):
 EXAMPLES = all_examples()
 
 
-@pytest.mark.parametrize("example", [as_parameter(example) for example in EXAMPLES])
+@pytest.mark.parametrize("example", list(map(as_parameter, EXAMPLES)))
 def test_the_lines_of_a_page_work_in_other_peoples_scripts(example, forked, tmp_path):
     if "optuna" in example.parsed.lines:
         pytest.importorskip("optuna", reason="needs lessons/parts/tuning.txt: make tools installs it")
@@ -162,7 +162,7 @@ def test_the_lines_of_a_page_work_in_other_peoples_scripts(example, forked, tmp_
     example.evaluate()
 
 
-@pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_nobody_sees_the_scripts(path):
     """They are in comments of HTML: on GitHub, which shows Markdown by the same rules, and on our site."""
     shown = mistune.create_markdown(escape=False, plugins=["table"])(path.read_text())
@@ -186,7 +186,7 @@ def test_all_lines_that_a_page_offers_are_tried():
     assert not untried
 
 
-@pytest.mark.parametrize("stem", [lesson.stem for lesson in lessons.LESSONS])
+@pytest.mark.parametrize("stem", lessons.STEMS)
 def test_a_card_comes_first_on_its_page_and_is_tried_in_three_other_scripts(stem):
     """The command is the lesson's, few ideas are new, and nothing in the lines to copy is ours."""
     lesson = lessons.get(stem)
@@ -200,5 +200,8 @@ def test_a_card_comes_first_on_its_page_and_is_tried_in_three_other_scripts(stem
     assert 1 <= len(ideas) <= (8 if stem == "03_ddp_spawn" else 3)  # the step from one process to several
     page = re.sub(r"(?s)<!-- way: .*?<!-- end of way -->\n*", "", text)  # it may come before
     assert re.match(r"# .+\n\n<!-- card -->\n> \*\*Run it:\*\*", page)
-    tries = [example for example in EXAMPLES if example.parsed.lines == "\n".join(copied)]
-    assert len(tries) >= 3
+    tries = 0
+    for example in EXAMPLES:
+        if example.parsed.lines == "\n".join(copied):
+            tries += 1
+    assert tries >= 3

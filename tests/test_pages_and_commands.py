@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def call(*words, environment=None, cwd=ROOT):
-    words = [str(word) for word in words]
+    words = list(map(str, words))
     return subprocess.run(
         words, cwd=cwd, env=os.environ | (environment or {}), capture_output=True, text=True, timeout=300
     )
@@ -42,9 +42,9 @@ def test_the_diffs_on_the_pages_turn_each_lesson_into_the_next(tmp_path):
 
 def test_a_lesson_has_the_number_the_title_and_the_origin_that_the_table_says():
     assert {path.stem for path in (ROOT / "lessons").glob("[0-9]*.py")} == set(lessons.STEMS)
-    rows = [line for line in (ROOT / "lessons/README.md").read_text().splitlines() if line.startswith("| ")]
+    table = (ROOT / "lessons/README.md").read_text()
     for before, lesson in itertools.pairwise((None, *lessons.LESSONS)):
-        (row,) = [row for row in rows if f"({lesson.path.name})" in row]
+        (row,) = re.findall(rf"^\| .*\({re.escape(lesson.path.name)}\).*", table, re.M)
         for notebook in lesson.notebooks:
             assert f"(../notebooks/{notebook.path.name})" in row, row
         assert lesson.page.read_text().splitlines()[0] == f"# {lesson.number}. {lesson.title}"
@@ -72,7 +72,9 @@ def test_the_readmes_table_is_the_one_that_make_run_prints():
     """Its rows are those of lessons 01 to 06 on a machine without a GPU, without the speed."""
     table = re.search(r"(?s)```\n(lesson .*?)```", README)[1]
     head, *shown = [re.split(r"  +", line) for line in table.splitlines()]
-    columns = [column for column in make_run.COLUMNS if column not in ("images/s", "seconds")]
+    columns = list(make_run.COLUMNS)
+    columns.remove("images/s")
+    columns.remove("seconds")
     assert head == columns
     for lesson, row in zip(lessons.LADDER, shown, strict=True):
         last = {"loss": 0.0155, "accuracy": 0.982, "images_per_second": 1}  # a run of `make run`
@@ -175,18 +177,20 @@ def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("speed", "slower"), [(90, "03_ddp_spawn"), (110, None)])
 def test_make_run_says_why_two_processes_are_slower_only_if_they_are(speed, slower):
-    rows = [make_run.Climbed(lessons.get(stem), 2, 1.0) for stem in ("01_single_gpu", "03_ddp_spawn")]
-    rows[0].processes = 1
-    for row, images_per_second in zip(rows, (100, speed), strict=True):
-        row.curve = [{"images_per_second": images_per_second}]
-    found = make_run.find_slower(rows)
+    one = make_run.Climbed(lessons.get("01_single_gpu"), 1, 1.0)
+    one.curve = [{"images_per_second": 100}]
+    two = make_run.Climbed(lessons.get("03_ddp_spawn"), 2, 1.0)
+    two.curve = [{"images_per_second": speed}]
+    found = make_run.find_slower([one, two])
     assert (found and found.lesson.stem) == slower
 
 
 def test_make_run_says_no_if_a_curve_is_another(tmp_path):
-    rows = [make_run.Climbed(lessons.get(stem), 1, 1.0) for stem in ("01_single_gpu", "04_ddp_torchrun")]
-    rows[0].curve, rows[1].curve = [row(1, 1.0)], [row(1, 2.0)]
-    assert make_run.judge(rows[1], rows[0], tmp_path).startswith("no: the loss")
+    first = make_run.Climbed(lessons.get("01_single_gpu"), 1, 1.0)
+    first.curve = [row(1, 1.0)]
+    other = make_run.Climbed(lessons.get("04_ddp_torchrun"), 1, 1.0)
+    other.curve = [row(1, 2.0)]
+    assert make_run.judge(other, first, tmp_path).startswith("no: the loss")
 
 
 def test_make_run_says_where_to_look_after_a_long_silence(tmp_path, monkeypatch, capsys):
@@ -309,7 +313,8 @@ def test_digits_are_digits():
     assert fonts == 12
     pictures = ink.view(10, fonts, 1600)
     for font, digit in itertools.product(range(fonts), range(10)):
-        others = [other for other in range(10) if other != digit]
+        others = list(range(10))
+        others.remove(digit)
         gaps = (pictures[others, font] - pictures[digit, font]).abs().mean(dim=1)
         assert gaps.min() > 0.01, "two digits of a font look the same: boxes"
     images = workload.draw_digits(2000, seed=1)

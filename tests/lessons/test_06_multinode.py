@@ -26,7 +26,8 @@ def documented(port, *options):
     line = line.replace("HOST:29400", f"localhost:{port}").removesuffix("--out FOLDER_ON_A_SHARED_DISK")
     words = shlex.split(line)
     words[0] = str(Path(sys.executable).parent / "torchrun")
-    return [word if word != f"lessons/{STEM}.py" else lessons.get(STEM).path for word in words] + [*options]
+    words[words.index(f"lessons/{STEM}.py")] = lessons.get(STEM).path
+    return [*words, *options]
 
 
 def start_both(start, words, out, environment=None):
@@ -44,14 +45,14 @@ def test_the_command_for_two_machines_has_lesson_01s_curve(start, tmp_path, refe
     sizes = (*SMALL, "--epochs", 2)
     shared = tmp_path / "shared"
     both = start_both(start, documented(free_port(), *sizes), shared)
-    results = [one.finish() for one in both]
-    assert [result.code for result in results] == [0, 0], results[0].stderr + results[1].stderr
+    first, second = [one.finish() for one in both]
+    assert first.code == second.code == 0, first.stderr + second.stderr
     curve = launcher.read_curve(shared, STEM)
     assert launcher.difference(curve, reference(*sizes)) == ""
     assert set(column(curve, "world_size")) == {4}
-    check_what_it_printed("".join(result.stdout for result in results), curve)
+    check_what_it_printed(first.stdout + second.stdout, curve)
     names = {f"{STEM}.jsonl", f"{STEM}.pt", f"{STEM}.snapshot", "ticket"}
-    assert {path.name for path in shared.iterdir()} == names
+    assert set(os.listdir(shared)) == names
 
 
 @pytest.mark.night
@@ -77,9 +78,9 @@ def test_elastic_it_goes_on_with_one_machine(start, tmp_path, reference):
 def test_a_disk_that_is_not_shared_is_refused(start):
     """The folder that --out names is on each machine's own disk. Who does not see rank 0's file says so."""
     both = start_both(start, documented(free_port(), *SMALL, "--epochs", 2), "out")
-    results = [one.finish() for one in both]
     said = []
-    for result in results:
+    for one in both:
+        result = one.finish()
         assert result.code != 0
         assert result.stdout == ""
         if "error: " in result.stderr:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from parts import limericks
+from tests.helpers.lines import column
 from tests.helpers.probe_runs import limerick_arguments, run_probe
 from tests.helpers.promises import SMALL as SIZES
 from tests.helpers.promises import trained_plainly
@@ -68,14 +69,15 @@ def count(shapes):
 
 def test_each_process_holds_a_quarter_and_all_write_the_same(found):
     probes = found("one_step", STEM, 4, 13)
-    assert all(probe["off"] < 1e-5 for probe in probes)  # the gradients, from those of one process
+    assert max(column(probes, "off")) < 1e-5  # the gradients, from those of one process
     sizes, seen = probes[0]["sizes"], probes[0]["seen"]
     total = count(sizes.values())
     for probe in probes:
         assert 0.245 * total < count(probe["held"].values()) < 0.256 * total
         assert probe["seen"] == seen
     for name, shape in sizes.items():
-        copies = sum(count([probe["held"][name]]) for probe in probes) / count([shape])
+        held = count(probe["held"][name] for probe in probes)
+        copies = held / count([shape])
         matrix = len(shape) == 2 and "shares" not in name
         columns = re.search(r"(query|key|value|up)\.bias|head\.bias", name)
         assert copies == (1 if matrix or columns else 2), name  # two processes with the same heads: a vector

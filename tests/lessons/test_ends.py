@@ -55,5 +55,7 @@ def test_no_script_of_a_notebook_leaves_a_thread(tmp_path, name):
     environment |= {"RUNS": json.dumps(runs), "SIZES": "[240, 100]"}
     script = shutil.copy(RANK_SCRIPTS / f"{name}.py", tmp_path)
     found = processes.ranks(script, 2, limit=100, environment=environment, quiet=True)
-    assert [one.code for one in found] == [0, 0]
-    assert [file.read_text() for file in (tmp_path / "seen").iterdir()] == ["", ""]
+    first, second = found
+    assert first.code == second.code == 0
+    threads = [file.read_text() for file in (tmp_path / "seen").iterdir()]
+    assert threads == ["", ""]

@@ -64,9 +64,9 @@ def test_the_diff_on_the_page_turns_a_script_into_its_port(tmp_path, name):
 @BOTH
 def test_the_script_before_learns_and_goes_on(forked, name):
     before = FOLDER / f"{name.replace('after', 'before')}.py"
-    whole, again = (
-        forked([sys.executable, before, *SCRIPTS[name][0], *more]) for more in ((), ("--resume",))
-    )
+    words = [sys.executable, before, *SCRIPTS[name][0]]
+    whole = forked(words)
+    again = forked([*words, "--resume"])
     assert whole.code == again.code == 0, whole.stderr + again.stderr
     losses = re.findall(r"(?:\d \| loss|\d \| val) ([\d.]+)", whole.stdout)
     assert losses == sorted(losses, reverse=True) and len(losses) == 2
@@ -131,7 +131,7 @@ def test_two_launchers_end_with_the_bytes_of_one(start, name):
     two = start(None, words=words, environment=environment, folder="two").finish()
     assert one.code == two.code == 0, one.stderr + two.stderr
     assert two.stdout.count("node 0 | ") == len(two.stdout.splitlines()), "only rank 0 prints"
-    assert len({(result.out / "port" / file).read_bytes() for result in (one, two)}) == 1
+    assert (one.out / "port" / file).read_bytes() == (two.out / "port" / file).read_bytes()
 
 
 METHOD = "import multiprocessing\nmultiprocessing.set_start_method({!r})\n"
@@ -177,11 +177,13 @@ def test_gpus_are_used_by_the_same_lines(forked, tmp_path, name):
         "04_ddp_torchrun", 2, *options, *same, script=in_64_bits(tmp_path, name)
     )
     environment["PYTHONWARNINGS"] = "default"  # barrier says that it uses the current device
-    found = [forked(words, environment, folder=str(gpus), gpus=gpus) for gpus in (0, 2)]
-    assert [result.code for result in found] == [0, 0], found[0].stderr + found[1].stderr
-    cpu, gpu = (weights(result, name) for result in found)
-    for part in cpu:
-        torch.testing.assert_close(gpu[part], cpu[part], rtol=1e-9, atol=1e-9)
+    found = {}
+    for gpus in (0, 2):
+        result = forked(words, environment, folder=str(gpus), gpus=gpus)
+        assert result.code == 0, result.stderr
+        found[gpus] = weights(result, name)
+    for part, expected in found[0].items():
+        torch.testing.assert_close(found[2][part], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_batch_norm_of_all_processes_takes_what_batch_norm_takes(forked):
@@ -204,7 +206,7 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 def test_the_ten_lines_train_the_same_model_on_1_and_2_processes(forked, tmp_path):
     text = PAGE.read_text().partition("\n## The ten lines\n")[2]
     lines = re.search(r"(?s)```python\n(.*?)```", text)[1]
-    assert re.findall(r"  # (\d+)", lines) == [str(number) for number in range(1, 11)]
+    assert re.findall(r"  # (\d+)", lines) == list(map(str, range(1, 11)))
     script = tmp_path / "my.py"
     script.write_text(TO_PORT + lines)
     found = []
