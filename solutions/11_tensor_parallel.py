@@ -209,11 +209,11 @@ def clip_gradients(model, largest):
             cut.add(layer.weight)
     of_shards = torch.zeros(())  # sums of squares
     of_the_rest = torch.zeros(())
-    gradients = []
+    clipped = []
     for parameter in model.parameters():
         if parameter.grad is None:
             continue
-        gradients.append(parameter.grad)
+        clipped.append(parameter.grad)
         square = parameter.grad.square().sum()
         if parameter in cut:
             of_shards += square
@@ -223,7 +223,7 @@ def clip_gradients(model, largest):
 
     norm = (of_shards + of_the_rest).sqrt().item()
     if norm > largest:
-        for gradient in gradients:
+        for gradient in clipped:
             gradient.mul_(largest / norm)
     return norm
     # end

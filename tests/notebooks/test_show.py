@@ -517,11 +517,13 @@ def test_the_bars_of_11_are_as_long_as_what_is_kept(out, monkeypatch):
     assert "one process 8.00 MB, tensor parallel 5.00 MB, sequence parallel 4.50 MB" in said[0]
 
 
-def test_the_bars_of_13a_stand_on_each_other(out):
+def test_the_bars_of_13a_stand_on_each_other(out, monkeypatch):
     few = dict(zip(dry.PARTS, (1e9, 2e9, 3e9, 4e9, 5e9), strict=True))
     many = dict.fromkeys(dry.PARTS, 1e9)
+    monkeypatch.setattr(dry, "SIZES", (8, 128))
+    monkeypatch.setattr(dry, "at", lambda ranks, tensor: {"memory": few if ranks == 8 else many})
     axes = plt.figure().add_subplot()
-    dry.draw_bars(axes, [{"memory": few}, {"memory": many}], ["8", "128"])
+    dry.draw_bars(axes, 1)
     bars = [(bar.get_y(), bar.get_height()) for bar in axes.patches]
     assert bars[::2] == [(0, 1), (1, 2), (3, 3), (6, 4), (10, 5)]
     assert bars[1::2] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)]

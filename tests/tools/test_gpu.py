@@ -16,7 +16,7 @@ import workload
 from parts import gpt, language_model
 from tools import launcher, lessons
 from tools.makers import result_files, running
-from tools.makers.gpu import h100, measure, probes, run_tests
+from tools.makers.gpu import h100_page, measure, probes, run_tests
 from tools.testbed import pretending
 from tools.testbed.command_environment import python_path
 from tools.testbed.processes import alive, wait_for
@@ -283,25 +283,25 @@ def test_a_row_in_words(monkeypatch):
 
 
 def test_the_page_and_its_picture_show_what_the_files_hold(tmp_path):
-    assert h100.PAGE.read_text() == h100.page(), h100.COMMAND
-    h100.draw(tmp_path / "picture.svg")
-    assert (tmp_path / "picture.svg").read_text() == h100.PICTURE.read_text(), h100.COMMAND
+    assert h100_page.PAGE.read_text() == h100_page.page(), h100_page.COMMAND
+    h100_page.draw(tmp_path / "picture.svg")
+    assert (tmp_path / "picture.svg").read_text() == h100_page.PICTURE.read_text(), h100_page.COMMAND
 
 
 def test_the_tables_have_each_row_from_the_newest_file_that_has_it(monkeypatch, tmp_path):
     """A file of `make gpu-speed`, whose name has the GPU's whole name, beside the older files."""
-    tables = (h100.ladder(), h100.gpt())
-    gpt = h100.measured("gpt")["gpt, compiled"] | {"kinds": ["compiled", "fused", "cudnn"], "size": 32}
-    plain = h100.measured("loop")["plain"] | {"images/s": 12345.6}
-    for path in h100.FOLDER.glob("gpu-*.jsonl"):
+    tables = (h100_page.ladder(), h100_page.gpt())
+    gpt = h100_page.measured("gpt")["gpt, compiled"] | {"kinds": ["compiled", "fused", "cudnn"], "size": 32}
+    plain = h100_page.measured("loop")["plain"] | {"images/s": 12345.6}
+    for path in h100_page.FOLDER.glob("gpu-*.jsonl"):
         shutil.copy(path, tmp_path)
-    monkeypatch.setattr(h100, "FOLDER", tmp_path)
+    monkeypatch.setattr(h100_page, "FOLDER", tmp_path)
     rows = [plain, gpt | {"name": "new"}, gpt | {"name": "words", "characters": 50304}]
     rows.append({"kind": "loop", "name": "compile", "failed": "OutOfMemoryError"})
     path = tmp_path / "gpu-nvidia-h100-80gb-hbm3-2027-01-03.jsonl"
     result_files.write(path, {"date": "2027-01-03"}, rows)
     how = "| 32 | compiled as a whole; one product for query, key and value; cuDNN's attention"
-    first, second = h100.gpt().removeprefix(tables[1]).splitlines()
+    first, second = h100_page.gpt().removeprefix(tables[1]).splitlines()
     assert first.startswith(f"{how} | ") and second.startswith(f"{how}; 50,304 words | ")
-    changed = set(h100.ladder().splitlines()) - set(tables[0].splitlines())
+    changed = set(h100_page.ladder().splitlines()) - set(tables[0].splitlines())
     assert len(changed) == 1 and " | 12,346 | " in changed.pop()

@@ -8,7 +8,7 @@ import pytest
 
 from tools import gpu_links, lessons
 from tools.makers import hero, house, mechanisms, pictures, splits, step_trace
-from tools.makers.gpu import h100
+from tools.makers.gpu import h100_page
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = sorted(pictures.FOLDER.glob("*.svg"))
@@ -65,10 +65,10 @@ def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_
 
 def test_the_picture_of_a_gpts_step_has_all_of_the_step_and_its_words_say_what_it_shows():
     times = {}  # for each kind, the milliseconds in each of the rows
-    for row in h100.measured("gpt").values():
-        budget = h100.budget(row)
+    for row in h100_page.measured("gpt").values():
+        budget = h100_page.budget(row)
         assert sum(budget.values()) == pytest.approx(1000 * row["seconds"] / (row["size"] / 8), rel=0.01)
-        for kind in h100.KINDS:
+        for kind in h100_page.KINDS:
             times.setdefault(kind, []).append(round(budget[kind]))
     products, attention, others, adam, rest = times.values()
 
@@ -104,7 +104,7 @@ def test_the_same_is_drawn_again(tmp_path):
     pictures.hero.draw(tmp_path / "hero.svg")
     pictures.ring(tmp_path / "ring.svg")
     gpu_links.draw(tmp_path / "links.svg")
-    h100.draw(tmp_path / "gpt_step.svg")
+    h100_page.draw(tmp_path / "gpt_step.svg")
     splits.draw(tmp_path / "splits.svg")
     mechanisms.draw_ranks(tmp_path / "ranks.svg")
     mechanisms.draw_rename(tmp_path / "rename.svg")

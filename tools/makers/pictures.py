@@ -12,7 +12,7 @@ from show.pictures import STYLE
 from tools import gpu_links, ink, launcher, notebooks
 from tools.makers import hero, house, mechanisms, splits, step_trace
 from tools.makers.bench import rows
-from tools.makers.gpu import h100
+from tools.makers.gpu import h100_page
 
 plt = ink.pyplot()
 FOLDER = launcher.ROOT / "lessons" / "pictures"
@@ -92,7 +92,7 @@ if __name__ == "__main__":
     hero.draw(FOLDER / "hero.svg")
     ring(FOLDER / "ring.svg")
     gpu_links.draw(FOLDER / "links.svg")
-    h100.draw(FOLDER / "gpt_step.svg")
+    h100_page.draw(FOLDER / "gpt_step.svg")
     splits.draw(FOLDER / "splits.svg")
     mechanisms.draw_ranks(FOLDER / "ranks.svg")
     mechanisms.draw_rename(FOLDER / "rename.svg")

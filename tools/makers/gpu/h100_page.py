@@ -1,6 +1,6 @@
 """How fast one H100 trains, from the files of results: two tables and a picture for launch/on_gpus.md.
 
-python -m tools.makers.gpu.h100       write the tables between their markers, and pictures/gpt_step.svg
+python -m tools.makers.gpu.h100_page       write the tables between their markers, and pictures/gpt_step.svg
 """
 
 from tools import diffs, ink
@@ -11,7 +11,7 @@ from tools.makers.gpu.measure import IN_32_BITS, LOOPS, PEAKS
 FOLDER = result_files.FOLDER
 PAGE = ROOT / "lessons/launch/on_gpus.md"
 PICTURE = ROOT / "lessons/pictures/gpt_step.svg"
-COMMAND = "python -m tools.makers.gpu.h100"
+COMMAND = "python -m tools.makers.gpu.h100_page"
 PEAK = PEAKS["H100 80GB HBM3"] * 1e12
 HOW = {  # a GPT was measured; in the order in which this is said
     "compiled": "compiled as a whole",
