@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 
 import pytest
 
@@ -97,7 +98,9 @@ def compare(kept, record_property):
     def compare(lesson, result, processes, *arguments):
         curve = launcher.read_curve(result.out, lesson.stem)
         expected = launcher.read_curve(kept(lesson.stem, processes, *arguments).out, lesson.stem)
-        off = [abs(row["loss"] / other["loss"] - 1) for row, other in zip(curve, expected, strict=True)]
+        off = []
+        for row, other in zip(curve, expected, strict=True):
+            off.append(abs(row["loss"] / other["loss"] - 1))
         record_property("losses off the CPU's by", f"{max(off):.1e}")
         assert launcher.difference(curve, expected, close(lesson, arguments)) == ""
         assert set(column(curve, "world_size")) == {processes}
@@ -130,8 +133,8 @@ def test_a_lesson_has_the_cpus_curve(on_gpus, compare, lesson, gpus, processes):
             gpus == processes == 2 or (pretending.real() and lesson in lessons.LADDER)
         ):
             again = on_gpus(lesson, processes, *short(lesson), gpus=gpus, folder="again")
-            weights = [(each.out / f"{lesson.stem}.pt").read_bytes() for each in (result, again)]
-            assert weights[0] == weights[1]
+            name = f"{lesson.stem}.pt"
+            assert (again.out / name).read_bytes() == (result.out / name).read_bytes()
 
 
 @pytest.mark.long("06b --snapshot-every 3", "16 --capacity 1")
@@ -188,7 +191,8 @@ def test_lesson_13_has_the_same_bytes_twice_if_it_is_told_to(run_script):
     """On a GPU the backward of its attention is not deterministic by default: see variant.py."""
     lesson = lessons.get("13_gpt")
     variant = {"VARIANT": "deterministic", "VARIANT_OF": str(lesson.path)}
-    once, again = (run_script(lesson, "tools/makers/bench/variant.py", folder, **variant) for folder in "ab")
+    once = run_script(lesson, "tools/makers/bench/variant.py", "a", **variant)
+    again = run_script(lesson, "tools/makers/bench/variant.py", "b", **variant)
     assert (once / "13_gpt.pt").read_bytes() == (again / "13_gpt.pt").read_bytes()
 
 
@@ -364,14 +368,18 @@ def test_no_step_waits_for_the_gpu(on_gpus, lesson):
     """With twice the steps, a run waits no more often: the processor stays ahead of the GPU."""
     words = lesson.small.split()
     sizes = dict(zip(words[::2], words[1::2], strict=True))
-    images, processes = int(sizes["--train-size"]), 1 if lesson.is_one_process() else max(2, lesson.processes)
-    found = []
-    for size in (images, 2 * images):
-        more = ("--train-size", size, "--epochs", 1, *ALWAYS.get(lesson.stem, ()))
-        found.append(on_gpus(lesson, processes, *words, *more, gpus=2, folder=str(size)).waits)
-    more = {place: n - found[0].get(place, 0) for place, n in found[1].items()}
+    images = int(sizes["--train-size"])
+    processes = 1 if lesson.is_one_process() else max(2, lesson.processes)
+
+    def waits(images):
+        more = ("--train-size", images, "--epochs", 1, *ALWAYS.get(lesson.stem, ()))
+        return Counter(on_gpus(lesson, processes, *words, *more, gpus=2, folder=str(images)).waits)
+
+    fewer = waits(images)
+    more = waits(2 * images)
+    more.subtract(fewer)
     steps = images // int(sizes["--batch-size"])
-    assert sum(more.values()) == WAITS.get(lesson.stem, 0) * steps, more
+    assert more.total() == WAITS.get(lesson.stem, 0) * steps, more
     page = (launcher.ROOT / "lessons/launch/on_gpus.md").read_text()
     rows = dict(re.findall(r"^\| (\w+) \| (\d+) \| ", page, re.M))
     assert int(rows.get(lesson.number, 0)) == WAITS.get(lesson.stem, 0)
