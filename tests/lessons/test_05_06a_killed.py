@@ -150,7 +150,8 @@ LINES = {
 }
 
 
-@pytest.mark.quick("0-all", "2-all")
+@pytest.mark.quick("0-all")
+@pytest.mark.long("2-all")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("workers", "lines"),
@@ -203,6 +204,7 @@ def test_the_pass_that_does_not_count_leaves_no_mark(tmp_path):
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_05_ends_with_the_same_bytes(forks, tmp_path):
     """One of each kind. In mid-save, rank 0 is killed when a part of the temporary file is on the disk."""
     kinds = dict.fromkeys(("one process", "all processes", "in mid-save", "SIGTERM"), 1)

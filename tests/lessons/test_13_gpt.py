@@ -35,8 +35,7 @@ def written(stdout):
     return before and before[1], after[1]
 
 
-@pytest.mark.quick("2-2")
-@pytest.mark.long("4-2")
+@pytest.mark.long("2-2", "4-2")
 @pytest.mark.night
 @pytest.mark.parametrize(("processes", "tensor"), [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)])
 def test_before_training_every_mesh_writes_what_one_process_does(kept, processes, tensor):

@@ -137,6 +137,7 @@ def test_what_a_run_leaves(kept):
     }
 
 
+@pytest.mark.long
 def test_as_documented_only_shorter(run):
     result = run(STEM, 2, *lessons.get(STEM).small.split(), "--epochs", 1)
     assert (

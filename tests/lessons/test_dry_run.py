@@ -188,6 +188,8 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
         assert sent == pytest.approx(planner.all_reduce_seconds(size, mesh.get(name, 1), 1, 0, "ring"))
 
 
+@pytest.mark.quick("4-9")
+@pytest.mark.long
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (4, 9)])
 def test_the_first_stage_holds_what_the_planner_says_and_the_last_one_micro_batch(stages, microbatches):
     def held(stage, count):

@@ -211,8 +211,7 @@ def test_fp16_has_the_cpus_curve(run_script):
 
 
 @needs_pretended  # on real GPUs, test_a_lesson_has_the_cpus_curve has started this command
-@pytest.mark.quick("06-1")
-@pytest.mark.long("03-2")
+@pytest.mark.long("06-1", "03-2")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("lesson", "gpus"),

@@ -54,8 +54,9 @@ def test_a_right_port_is_not_accused(tmp_path, script):
     assert {word for word, _ in verdicts.values()} == {"ok"} and len(verdicts) == 8, verdicts
 
 
-@pytest.mark.quick("the same random numbers")
-@pytest.mark.long("a lost shuffle", "all ranks log", "an exception", "the test loss of one rank")
+@pytest.mark.long(
+    "the same random numbers", "a lost shuffle", "all ranks log", "an exception", "the test loss of one rank"
+)
 @pytest.mark.night
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_version_is_wrong_for_its_reason(tmp_path, name):

@@ -190,7 +190,6 @@ FEW = (
 
 
 @pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
-@pytest.mark.quick("1-2")
 @pytest.mark.long
 @pytest.mark.parametrize(("gpus", "ranks"), [(1, 2), (2, 2)], ids=["1-2", "2-2"])
 def test_ranks_share_gpus_only_if_they_may(start, gpus, ranks):

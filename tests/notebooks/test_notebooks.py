@@ -181,6 +181,7 @@ def test_alone_it_runs_to_its_end(elsewhere, tmp_path):
     assert (tmp_path / "rungs/out/notebooks/05_snapshots").is_dir()
 
 
+@pytest.mark.long
 def test_with_an_address_all_notebooks_fetch_and_have_badges_and_without_none(tmp_path):
     """One setting, and one command that writes it everywhere, in a copy of the repository."""
     for name in ("lessons", "notebooks", "solutions", "tools", "tests"):
