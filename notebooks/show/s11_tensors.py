@@ -89,14 +89,14 @@ def draw_held(held):
             parts.append(tinted(own, colour))
         rows, columns = own.shape
         if placement == "S(0)":
-            whole = f"{rows} x {2 * columns}"
+            whole, cut = f"{rows} x {2 * columns}", "by columns"
             panel.imshow(numpy.concatenate(parts, axis=1), aspect="equal")
         else:
-            whole = f"{2 * rows} x {columns}"
+            whole, cut = f"{2 * rows} x {columns}", "by rows"
             panel.imshow(numpy.concatenate(parts, axis=0), aspect="equal")
         panel.set_title(name.split(".")[1], size=10)
         panel.set(xticks=[], yticks=[])
-        panel.set_xlabel(f"{whole}, {placement}:\n{rows} x {columns} each", size=9)
+        panel.set_xlabel(f"{whole},\n{cut}:\n{rows} x {columns} each", size=9)
     note = figure.add_subplot(grid[2:, :4])
     note.axis("off")
     note.text(0, 0.2, "blue: held by rank 0\norange: held by rank 1\ndarker: a larger weight", size=10)
@@ -114,42 +114,69 @@ def tinted(numbers, colour):
     return strength * plt.matplotlib.colors.to_rgb(colour) + white
 
 
+# A block from its input to its output: a layer, its name, and what comes between it and the next layer.
+# "collectives" are those of the layers on both sides, which run there in both directions.
+BLOCK = [
+    ("attention_norm", "norm", "collectives"),
+    ("attention.query", "query,\nkey, value", "attention"),
+    ("attention.project", "project", "collectives"),
+    ("feed_forward_norm", "norm", "collectives"),
+    ("feed_forward.up", "up", "GELU"),
+    ("feed_forward.down", "down", "collectives"),
+]
+HEIGHT = 1.4  # of a layer
+
+
 def draw_block(find):
-    """Which collective runs at which layer of a block: forward downwards, backward upwards."""
-    axes = canvas(5, 5.6, 16, 17)
-    layers = {
-        "attention_norm": "norm",
-        "attention.query": "query,\nkey, value",
-        "attention.project": "project",
-        "feed_forward_norm": "norm",
-        "feed_forward.up": "up",
-        "feed_forward.down": "down",
-    }
+    """Which collective runs where in a block: forward downwards, backward upwards."""
+    axes = canvas(5, 6.2, 16, 19)
     for left, way, title in ((0, "tensor", "tensor parallel"), (8, "sequence", "sequence parallel")):
         counts = find(way)["counts"]
-        axes.text(left + 0.1, 16.2, title, weight="bold", size=11)
-        for number, (layer, name) in enumerate(layers.items()):
-            bottom = 13.8 - 2.3 * number
+        axes.text(left + 0.1, 18.3, title, weight="bold", size=11)
+        middle = left + 1.55
+        top = 17.8
+        for number, (layer, name, between) in enumerate(BLOCK):
+            bottom = top - HEIGHT
             draw_layer(axes, left + 0.1, bottom, name, way)
-            for sign, height, kinds in (
-                ("↑", 0.95, names_of(backward_at(counts, layer))),
-                ("↓", 0.05, names_of(forward_at(counts, layer))),
-            ):
-                for kind in kinds:
-                    axes.text(left + 3.3, bottom + height, f"{sign} {kind}", size=9, color=RED_INK)
+            top = bottom - 0.9
+            if between == "collectives":
+                top = bottom - 1.6
+            axes.plot([middle, middle], [bottom, top], color=GREY, lw=1)
+            halfway = (bottom + top) / 2
+            if between == "collectives":
+                layers = [layer]
+                if number + 1 < len(BLOCK):
+                    layers.append(BLOCK[number + 1][0])
+                words = "\n".join(collectives_between(counts, layers))
+                axes.text(middle + 0.4, halfway, words, size=9, color=RED_INK, va="center", linespacing=1.3)
+            else:
+                axes.text(middle + 0.4, halfway, between, size=9, va="center")
     words = "↓ forward   ↑ backward\nblue: rank 0   orange: rank 1   grey: both ranks, all of it"
-    axes.text(8, 0.6, words, ha="center", va="center", size=9, linespacing=1.5)
+    axes.text(8, 0.7, words, ha="center", va="center", size=9, linespacing=1.5)
     picture(
         "A block's layers, in halves for rank 0 and rank 1: left and right for query, key, value and up, "
-        "upper and lower for project and down. Tensor parallel: an all-reduce runs forward after project and "
-        "after down, and backward before query and before up. Sequence parallel: a reduce-scatter and an "
-        "all-gather instead, and the norms are in halves too."
+        "upper and lower for project and down. All collectives run between a norm and the matrices: above "
+        "query, below project, above up and below down. Tensor parallel: an all-reduce runs forward below "
+        "project and below down, and backward above query and above up. Sequence parallel: at each of the "
+        "four places, a reduce-scatter runs in one direction and an all-gather in the other, and the norms "
+        "are in halves too."
     )
+
+
+def collectives_between(counts, layers):
+    """Those of a column-wise matrix's input and of a row-wise matrix's output: a line for each."""
+    lines = []
+    for layer in layers:
+        for kind in names_of(forward_at(counts, layer)):
+            lines.append(f"↓ {kind}")
+        for kind in names_of(backward_at(counts, layer)):
+            lines.append(f"↑ {kind}")
+    return lines
 
 
 def draw_layer(axes, left, bottom, name, way):
     """A layer in the colours of the ranks: in two halves, as it is sharded, or grey where nothing is."""
-    width, height = 2.9, 1.5
+    width, height = 2.9, HEIGHT
     first, second = tile(RANKS[0], 0.5), tile(RANKS[1], 0.5)
     if name == "norm" and way == "tensor":
         halves = [((left, bottom), width, height, tile(GREY, 0.35))]
