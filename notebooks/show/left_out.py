@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 
 from show.pictures import GREY, RED, picture
 
-PALE = "#76767655"  # readable beside RED on a white page and on a dark one
+PALE = "#767676B0"  # paler than RED, and still visible on a dark page
 
 
 def differing(distances):

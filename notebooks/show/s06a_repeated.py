@@ -2,7 +2,7 @@
 
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, DARK, GREEN, GREY, INK, RANKS, RED, SKY, arrow, box, canvas, picture, tile
+from show.pictures import DARK, GREEN, GREY, INK, RANKS, RED, SKY, arrow, box, canvas, picture, tile
 from show.rank_inks import GREEN_INK, INK_OF_RANK, RED_INK
 
 
@@ -48,7 +48,7 @@ def draw_words(axes, bottom, first, last, words, **looks):
 def draw_repeated(steps, every, killed_after):
     """A crash in lessons 05 and 06a. Each has two rows: until the kill, and after the restart."""
     axes = plt.subplots(figsize=(5, 4.3))[1]
-    end = killed_after + steps // 2
+    end = killed_after + steps
     said = []
     for lesson, bottom, saving in (("lesson 05", 3.9, steps), ("lesson 06a", 0, every)):
         saved = snapshots_before(killed_after, steps, saving)
@@ -167,18 +167,22 @@ def draw_skipping(steps=16, done=6):
 
 def draw_order(names="abc"):
     """Three processes add up a bucket of three gradients: the place decides with whose value a sum begins."""
-    axes = canvas(5, 4.4, across=16, down=12.4)
+    axes = canvas(5, 4.8, across=16, down=13.9)
     axes.set_xlim(-0.15, 16.15)  # or the outer edges of the first and the last box would be cut
     rows = {"first step: initial bucket": ["w1", "w2", "w3"], "from step 2 on: rebuilt": ["w3", "w2", "w1"]}
+    for rank, name in enumerate(names):
+        x = 0.9 + 5.5 * rank
+        axes.plot(x, 13.1, "o", color=tile(RANKS[rank], 0.55), ms=20, mew=0)
+        axes.text(x, 13.05, name, ha="center", va="center", size=10, color=DARK)
+        axes.text(x + 0.9, 13.05, f"of rank {rank}", va="center", size=9.5, color=INK_OF_RANK[rank])
     sums = []
     for (title, bucket), bottom in zip(rows.items(), (6.6, 0.2), strict=True):
         axes.text(0, bottom + 5.2, title, weight="bold", size=10.5)
         for place, gradient in enumerate(bucket):
             left, marked = 5.5 * place, gradient == "w1"
-            colour = BLUE if marked else GREY
-            ground = tile(colour, 0.3) if marked else "none"
+            ground = tile(GREY, 0.4) if marked else "none"
             axes.add_patch(
-                plt.Rectangle((left, bottom + 3), 5, 1.5, facecolor=ground, edgecolor=colour, lw=1.5)
+                plt.Rectangle((left, bottom + 3), 5, 1.5, facecolor=ground, edgecolor=GREY, lw=1.5)
             )
             looks = {"color": DARK, "weight": "bold"} if marked else {}
             axes.text(
