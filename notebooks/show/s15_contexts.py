@@ -21,7 +21,7 @@ def draw_blocks(processes=4):
                 words = str(owners[key])
                 axes.text(key + 0.47, bottom + 0.47, words, ha="center", va="center", color=DARK, size=10)
             axes.text(-0.25, bottom + 0.47, f"rank {owners[query]}", ha="right", va="center", size=10)
-        axes.set(xlim=(-2.2, chunks), ylim=(0, chunks), xticks=[], yticks=[], aspect="equal", title=order)
+        axes.set(xlim=(-2.2, chunks), ylim=(-0.1, chunks), xticks=[], yticks=[], aspect="equal", title=order)
         axes.set_xlabel("keys: the rank that holds them")
         axes.spines[["left", "bottom"]].set_visible(False)
     picture(
@@ -237,7 +237,6 @@ def draw_memory(lengths, found):
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
     axes.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-    axes.grid(alpha=0.25, color=INK)
     growth = {}
     for name, values in found.items():
         growth[name] = f"{values[-1] / values[-2]:.1f}"
