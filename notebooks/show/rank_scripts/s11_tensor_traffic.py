@@ -66,6 +66,7 @@ def measure(way, hidden, batch):
         "loss": loss.item(),
         "sent": sent.bytes,
         "kept": count_kept(model, images, labels),
+        "parameters": sum(weight.numel() for weight in model.parameters()),
         "counts": by_module(counted) | by_optimizer(model),
     }
 
