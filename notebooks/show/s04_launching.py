@@ -8,7 +8,7 @@ from unittest import mock
 import matplotlib.pyplot as plt
 import torch
 
-from show.pictures import DARK, GREY, INK, ORANGE, PINK, RANKS, arrow, box, canvas, picture, tile
+from show.pictures import DARK, GREY, INK, PINK, RANKS, arrow, box, canvas, picture, tile
 
 TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -82,8 +82,8 @@ def draw_store(moments):
         rows += [f"rank {rank}", f"key of rank {rank}"]
         busy = {"facecolor": "none", "edgecolor": GREY, "ls": ":"}
         axes.barh(2 * rank, sets, height=0.6, **busy)
-        axes.barh(2 * rank, waits, left=sets, height=0.6, color=tile(ORANGE, 0.55))
-        axes.barh(2 * rank + 1, 1.25 * end - sets, left=sets, height=0.6, color=tile(PINK, 0.55))
+        axes.barh(2 * rank, waits, left=sets, height=0.6, color=tile(RANKS[rank], 0.55))
+        axes.barh(2 * rank + 1, 1.25 * end - sets, left=sets, height=0.6, color=tile(GREY, 0.55))
         axes.plot((sets, sets), (2 * rank, 2 * rank + 1), color=INK, lw=1.4)
         words = "in the store"
         if sets > end / 2:
