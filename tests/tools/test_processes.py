@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tools import launcher
 from tools.makers import chaos
 from tools.testbed import processes
 
@@ -71,3 +72,12 @@ def test_the_kill_matrix_says_for_what_it_waited_in_vain():
         chaos.wait_for(run, lambda: False, "a step", 0.1)
     run.ended = lambda: True
     assert chaos.wait_for(run, lambda: False, "a step") is False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the server that forks")
+def test_nothing_but_rank_0_gets_the_port_that_torchrun_has_chosen(forks, tmp_path):
+    """On CI, two tests met there once."""
+    script = launcher.ROOT / "tests/probes/port_of_the_store.py"
+    words, environment = launcher.command("05_snapshots", 2, script=script)
+    result = forks.finish(words, tmp_path, environment)
+    assert (result.code, result.stdout, result.stderr) == (0, "the port is reserved\n", "")

@@ -12,6 +12,7 @@ import multiprocessing.util
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -244,6 +245,7 @@ def start_all_at_once(start, *arguments, **options):
 
 def torchrun(words):
     """torchrun's own command line, rendezvous, agent and restarts; its processes are forks too."""
+    import torch.distributed.elastic.rendezvous.api as rendezvous
     import torch.distributed.run as run
     from torch.distributed.launcher.api import elastic_launch
 
@@ -252,7 +254,24 @@ def torchrun(words):
         return lambda *words: elastic_launch(config, worker)(words[1], words[2:])  # words[0] is python's -u
 
     run.elastic_launch = launch
+    rendezvous.get_free_port = reserved_port
     run.run(run.parse_args(words))
+
+
+reserved = []  # sockets, which a closed file would give up
+
+
+def reserved_port():
+    """A free port, bound until this agent ends, so that nothing but rank 0's store gets it.
+
+    Where the agent does not share its own store, torchrun looks for a free port, closes it again, and rank 0
+    listens on it later. Of many tests at once, another may connect from that port in between.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the store has this too, so it may listen
+    held.bind(("", 0))
+    reserved.append(held)
+    return held.getsockname()[1]
 
 
 def worker(path, words):
