@@ -6,14 +6,13 @@ Every notebook begins with show.start(); everything it writes goes into the fold
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from IPython import get_ipython
 from IPython.utils.io import capture_output
 
-from show.folders import LESSONS, RANK_SCRIPTS, ROOT
+from show.paths import LESSONS, RANK_SCRIPTS, ROOT
 from show.pictures import (
     BLUE,
     DARK,
@@ -40,9 +39,6 @@ from show.pictures import (
 )
 from show.processes import Running, folded, launch, plain, ranks, run
 from show.text import Diff, Table, diff, source, table, variant
-
-# So that a notebook can import workload, and what its processes import.
-sys.path[:0] = [str(LESSONS), str(RANK_SCRIPTS)]
 
 
 def start(name):

@@ -2,7 +2,7 @@
 
 from IPython.display import display
 
-from show.folders import LESSONS
+from show.paths import LESSONS
 from show.text import Source
 
 

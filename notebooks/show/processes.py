@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from show.folders import LESSONS, RANK_SCRIPTS, ROOT, python_path
+from show.paths import LESSONS, RANK_SCRIPTS, ROOT
+from tools.testbed.command_environment import python_path
 
 
 class Running:

@@ -10,9 +10,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from show.folders import RANK_SCRIPTS, python_path
+from show.paths import RANK_SCRIPTS
 from show.pictures import DARK, GREY, INK, ORANGE, RANKS, picture, tile
 from show.processes import Running
+from tools.testbed.command_environment import python_path
 
 WIDTH = 3.45  # inches: 380 pixels, so that a phone shows the picture as large as it is
 LONG = 0.25  # seconds: half of how late a rank comes

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from show.folders import RANK_SCRIPTS
+from show.paths import RANK_SCRIPTS
 from show.pictures import BLUE, GREY, INK, ORANGE, PINK, SKY, curves, picture
 from show.processes import ranks
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
 from show import s03b_overlap as overlap
-from show.folders import LESSONS, RANK_SCRIPTS, python_path
+from show.paths import LESSONS, RANK_SCRIPTS
 from show.pictures import (
     BLUE,
     DARK,
@@ -28,6 +28,7 @@ from show.pictures import (
     timeline,
 )
 from show.processes import ranks
+from tools.testbed.command_environment import python_path
 
 PHASES = {"forward": SKY, "backward": BLUE, "optimizer": GREEN}
 LIMIT = 100  # seconds for the two ranks of a link

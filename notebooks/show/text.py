@@ -9,7 +9,7 @@ from pathlib import Path
 
 from IPython.display import display
 
-from show.folders import LESSONS
+from show.paths import LESSONS
 from show.sentences import SENTENCES
 
 
