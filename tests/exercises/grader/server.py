@@ -122,7 +122,8 @@ class ForkServer:
         self.channel.close()
         if self.owner == os.getpid():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(2 if self.is_ready else 0)
+                # It ends the ranks, and what they have started. Who ends it before leaves them behind.
+                self.process.wait(10 if self.is_ready else 0)
             with contextlib.suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
