@@ -1,9 +1,9 @@
-"""Notebook 01: one process and its device, what .grad holds in a step, and where the time of a step goes."""
+"""Notebook 01: one process and its device, what a step changes in memory, and where its time goes."""
 
 import matplotlib.pyplot as plt
 
 from show.pictures import BLUE, DARK, GREEN, GREY, INK, RED, SKY, YELLOW, arrow, box, canvas, picture, tile
-from show.rank_inks import RED_INK
+from show.rank_inks import GREEN_INK, RED_INK
 
 
 def draw_one_process(parameters):
@@ -72,43 +72,140 @@ def draw_number(axes, left, bottom, number, colour):
     axes.text(left + 0.49, bottom + 0.45, number, ha="center", va="center", size=10, color=ink)
 
 
-def draw_cell(axes, left, bottom, words, colour):
-    """A place in memory, with what it holds. Without a colour it is empty."""
-    looks = {"facecolor": "none", "edgecolor": INK, "ls": ":"}
+def draw_cell(axes, left, bottom, number, colour):
+    """A number in memory. Without a colour the line has not written it; without a number there is none."""
+    looks = {"facecolor": "none", "edgecolor": INK, "ls": "-" if number is not None else ":"}
     if colour:
         looks = {"facecolor": tile(colour, 0.5), "edgecolor": colour}
-    axes.add_patch(plt.Rectangle((left, bottom), 3.4, 1.3, lw=1.5, **looks))
+    axes.add_patch(plt.Rectangle((left, bottom), 2.5, 1.2, lw=1.3, **looks))
+    words = "none" if number is None else f"{number:.2f}"
     ink = DARK if colour else INK
-    axes.text(left + 1.7, bottom + 0.62, words, ha="center", va="center", size=10.5, color=ink)
+    axes.text(left + 1.25, bottom + 0.56, words, ha="center", va="center", size=10.5, color=ink)
 
 
-def draw_grad():
-    """A weight and its .grad after each line of a step, and in the next step with and without zero_grad."""
-    axes = canvas(5, 4.9, across=16, down=14.2)
-    moments = (
-        (11.2, "optimizer.zero_grad()", "w", "empty", None),
-        (9.2, "loss.backward()", "w", "g", YELLOW),
-        (7.2, "optimizer.step()", "w moves", "g", YELLOW),
-        (3.8, "zero_grad(), backward()", "w", "new g", YELLOW),
-        (1.4, "backward() alone", "w", "g + new g", RED),
-    )
-    axes.text(9.5, 13.4, "weight", weight="bold", ha="center", size=10.5)
-    axes.text(14.0, 13.4, ".grad", weight="bold", ha="center", size=10.5)
-    axes.text(0, 13.4, "a step", weight="bold", size=10.5)
-    axes.text(0, 6.0, "the next step", weight="bold", size=10.5)
-    for bottom, line, weight, gradient, colour in moments:
-        wrong = colour == RED
-        axes.text(
-            0, bottom + 0.62, line, va="center", size=10, family="monospace", color=RED_INK if wrong else INK
-        )
-        draw_cell(axes, 7.8, bottom, weight, SKY)
-        draw_cell(axes, 12.3, bottom, gradient, colour)
-    arrow(axes, (12.25, 7.85), (11.25, 7.85))
-    axes.text(14.0, 0.6, "added to the old one", ha="center", size=9.5, color=RED_INK)
+def draw_memory(moments):
+    """What is in memory after each line of a step, and of a second step that forgets zero_grad():
+    (the line, the numbers of the loss, the weight, .grad and the momentum) for each."""
+    axes = canvas(5, 5.2, across=16, down=15.4)
+    names = ("loss", "weight", ".grad", "momentum")
+    lefts = (4.9, 7.7, 10.5, 13.3)
+    for name, left in zip(names, lefts, strict=True):
+        axes.text(left + 1.25, 14.7, name, weight="bold", ha="center", va="center", size=10)
+    axes.text(0, 13.4, "step 1", weight="bold", va="center", size=10.5)
+    axes.text(0, 5.2, "step 2, without zero_grad()", weight="bold", va="center", size=10.5, color=RED_INK)
+
+    before = (None, moments[0][1][1], None, None)
+    said = []
+    bottoms = (11.7, 10.1, 8.5, 6.9, 3.5, 1.9)
+    for (line, numbers), bottom in zip(moments, bottoms, strict=True):
+        axes.text(0, bottom + 0.56, line, va="center", size=10, family="monospace")
+        for name, left, number, old in zip(names, lefts, numbers, before, strict=True):
+            colour = None
+            if number != old:
+                colour = RED if bottom < 3 else SKY
+                said.append(f"{line} makes {name} {number:.2f}")
+            draw_cell(axes, left, bottom, number, colour)
+        before = numbers
+    old = moments[2][1][2]
+    words = f"{old:.2f} old + {before[2] - old:.2f} new"
+    axes.text(lefts[2] + 1.25, 1.2, words, ha="center", va="center", size=9.5, color=RED_INK)
+    axes.add_patch(plt.Rectangle((0, 0.1), 0.9, 0.7, facecolor=tile(SKY, 0.5), edgecolor=SKY))
+    axes.text(1.2, 0.43, "written by this line", va="center", size=9.5)
     picture(
-        "A weight and its .grad after each line of a step. zero_grad() empties .grad, backward() writes the "
-        "gradient g into it, and step() moves the weight by it and leaves g where it is. In the next step, "
-        "zero_grad() and backward() leave the new gradient; backward() alone leaves the sum of both."
+        f"What is in memory after each line of a step: {'; '.join(said)}. The last two lines are of a second "
+        f"step without zero_grad(): its gradient is added to the old one, {words}."
+    )
+
+
+WORK = {"forward": SKY, "backward": YELLOW, "update": GREY}
+
+
+def draw_work(axes, row, parts):
+    """(begin, end, part) for each piece of work in a row. What is not work is waiting."""
+    for begin, end, part in parts:
+        looks = {"facecolor": "none", "edgecolor": INK, "hatch": "....", "lw": 0.8}
+        if part in WORK:
+            looks = {"facecolor": tile(WORK[part], 0.6), "edgecolor": WORK[part]}
+        axes.add_patch(plt.Rectangle((begin, row), end - begin, 0.7, **looks))
+
+
+def draw_queue():
+    """Python and the GPU in one step: with the clock read at once, and read after the GPU has finished."""
+    figure, (at_once, waiting) = plt.subplots(2, 1, figsize=(4.8, 4.2))
+    lengths = {"forward": 2.2, "backward": 3.4, "update": 0.7}
+    launch = 0.5
+
+    at_once.set_title("the clock is read at once", pad=10)
+    begin, on_gpu = 0, 0.3
+    for part, length in lengths.items():
+        draw_work(at_once, 1, [(begin, begin + launch, part)])
+        draw_work(at_once, 0, [(on_gpu, on_gpu + length, part)])
+        begin += launch
+        on_gpu += length
+        at_once.plot(begin, 1.88, "v", color=RED, ms=6)
+    draw_work(at_once, 1, [(begin, on_gpu, "waits")])
+    ground = {"facecolor": tile(GREY, 0.2), "edgecolor": "none", "pad": 2}
+    middle = (begin + on_gpu) / 2
+    words = "a later line waits"
+    at_once.text(middle, 1.35, words, ha="center", va="center", size=9.5, color=DARK, bbox=ground)
+
+    waiting.set_title("book waits for the GPU first", pad=10)
+    begin = 0
+    for part, length in lengths.items():
+        end = begin + 0.3 + length
+        draw_work(waiting, 1, [(begin, begin + launch, part), (begin + launch, end, "waits")])
+        draw_work(waiting, 0, [(begin + 0.3, end, part)])
+        waiting.plot(end, 1.88, "v", color=RED, ms=6)
+        begin = end
+
+    for axes in (at_once, waiting):
+        axes.set(xlim=(-0.05, begin + 0.2), ylim=(-0.1, 2.05), xticks=[])
+        axes.set_yticks([0.35, 1.35], ["GPU", "Python"])
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+    waiting.set_xlabel("time (drawn, not measured)")
+    handles = []
+    for colour in WORK.values():
+        handles.append(plt.Rectangle((0, 0), 1, 1, facecolor=tile(colour, 0.6), edgecolor=colour))
+    handles.append(plt.Rectangle((0, 0), 1, 1, facecolor="none", edgecolor=INK, hatch="...."))
+    handles.append(plt.Line2D([], [], marker="v", color=RED, ls="", ms=6))
+    names = [*WORK, "waits", "reads the clock"]
+    figure.legend(handles, names, loc="outside upper center", ncols=3, handlelength=1, columnspacing=1)
+    picture(
+        "Python and the GPU during one step. Above, Python reads the clock at once: it has only put the work "
+        "into the queue, the three times are all short, and a later line waits for the whole work. Below, "
+        "book waits for the GPU before each reading, so each time is as long as the GPU's work."
+    )
+
+
+def draw_history(kept, detached, losses=5):
+    """What the sum of some losses refers to, and how many operations it keeps: without and with detach()."""
+    axes = canvas(4.8, 4.7, across=15, down=15.2)
+    cases = (
+        (8.0, "loss_sum += loss", kept, RED, RED_INK),
+        (0.2, "loss_sum += loss.detach()", detached, None, GREEN_INK),
+    )
+    for bottom, line, count, colour, ink in cases:
+        axes.text(0, bottom + 6.4, line, family="monospace", size=10, va="center")
+        box(axes, 0.1, bottom + 4.3, 14.8, 1.3, f"loss_sum keeps {count} operations", colour=SKY, size=10)
+        for number in range(losses):
+            left = 0.15 + 2.99 * number
+            looks = {"facecolor": "none", "edgecolor": INK, "ls": ":"}
+            words = "freed"
+            if colour:
+                looks = {"facecolor": tile(colour, 0.4), "edgecolor": colour}
+                words = f"graph of\nloss {number + 1}"
+                arrow(axes, (left + 1.37, bottom + 4.2), (left + 1.37, bottom + 2.5), colour=colour)
+            axes.add_patch(plt.Rectangle((left, bottom), 2.75, 2.4, lw=1.3, **looks))
+            dark = DARK if colour else INK
+            axes.text(left + 1.37, bottom + 1.15, words, ha="center", va="center", size=9.5, color=dark)
+        if not colour:
+            words = "takes the number, without a link to the graph"
+            axes.text(7.5, bottom + 3.35, words, ha="center", va="center", size=9.5, color=ink)
+    picture(
+        f"What the sum of {losses} losses refers to. Without detach(), it leads to the graphs of all "
+        f"{losses} losses and keeps {kept} operations. With detach(), it takes only the numbers, keeps "
+        f"{detached} operations, and every graph is freed."
     )
 
 

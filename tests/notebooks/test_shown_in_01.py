@@ -35,3 +35,20 @@ def test_the_picture_of_the_batches_has_the_orders_that_the_cell_prints():
         assert in_batches == numbers[:9], "the batches are cut from the order"
         assert f"and {numbers[9:]} is dropped" in drawn
     assert json.loads(epochs[0][1])[9] != json.loads(epochs[1][1])[9], "the answer to Predict 1"
+
+
+def test_the_picture_of_a_step_has_the_numbers_of_sgd_with_momentum():
+    (drawn,) = [alt for alt in alts("01_single_gpu") if "in memory after each line" in alt]
+    weight, rate = 1.0, 0.1
+    gradient = 2 * weight  # of the square
+    assert (
+        f"step() makes weight {weight - rate * gradient:.2f}; step() makes momentum {gradient:.2f}" in drawn
+    )
+    new = 2 * (weight - rate * gradient)
+    assert f"backward() makes .grad {gradient + new:.2f}" in drawn and f"{new:.2f} new" in drawn
+
+
+def test_the_picture_of_the_history_has_the_numbers_that_the_cell_prints():
+    kept, detached = re.findall(r"keeps +(\d+)", printed("01_single_gpu"))
+    (drawn,) = [alt for alt in alts("01_single_gpu") if "refers to" in alt]
+    assert f"keeps {kept} operations" in drawn and f"keeps {detached} operations" in drawn
