@@ -5,6 +5,7 @@
 
 from typing import NamedTuple
 
+from parts.colours import BLUE
 from planner import formulas
 
 RANKS = 8
@@ -62,7 +63,7 @@ def draw(path) -> None:
     plt = ink.pyplot()
     figure, axes = plt.subplots(figsize=(ink.WIDTH, 3.2))
     names = [link.name for link in LINKS]
-    bars = axes.barh(names, [link.bandwidth / 1e9 for link in LINKS], color="#0072B2")
+    bars = axes.barh(names, [link.bandwidth / 1e9 for link in LINKS], color=BLUE)
     axes.bar_label(bars, fmt="%g", padding=3)
     axes.set(xscale="log", xlim=(0.05, 2000), xlabel="GB/s, one way", title="What a link carries")
     ink.plain(axes.xaxis)

@@ -1,6 +1,7 @@
 """How the pictures of the tools look: readable on a light page, on a dark one, and on a phone."""
 
-INK = "#757575"  # pages are light or dark, and a picture has no ground of its own
+from parts.colours import INK
+
 WIDTH = 5  # inches: at DPI, twice as many dots as a page gives it
 DPI = 220
 STYLE = {

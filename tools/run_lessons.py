@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import workload
+from parts.colours import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, YELLOW
 from tools import ink, launcher, lessons
 from tools.lessons import Curve, Lesson
 from workload.machine import unseen_gpu
@@ -38,8 +39,7 @@ CURE_OF_COPIES = (
     "the command to use one GPU"
 )
 WHY_SILENT = "on several GPUs see lessons/launch/nccl.md, else lessons/pages/errors.md"
-# Okabe and Ito's colours, told apart by colour-blind people too.
-COLOURS = [ink.INK, "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#F0E442", "#0072B2"]
+COLOURS = [INK, ORANGE, SKY, GREEN, RED, PINK, YELLOW, BLUE]
 
 
 @dataclass

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import workload
+from parts.colours import GREY, LINES
 from parts.shared_search import count_outcomes, outcome, result_of, spent, weights_of
 
 
@@ -80,20 +81,19 @@ def draw(study, path):
 
 def plot(axes, study):
     """Plot the learning rate, batch size, validation accuracy and outcome of all trials."""
-    tones = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"]
-    colours = {}
+    colour_of = {}
     for number, batch_size in enumerate(study.user_attrs["settings"]["batch_size"]):
-        colours[batch_size] = tones[number % len(tones)]
+        colour_of[batch_size] = LINES[number % len(LINES)]
     marks = {"complete": "o", "pruned": "x", "unfinished": "1", "lost": "+"}
     for trial in study.get_trials(deepcopy=False):
         ended = outcome(trial)
         if ended in marks and trial.last_step:
             accuracy = 100 * trial.intermediate_values[trial.last_step]
-            colour = colours[trial.params["batch_size"]]
+            colour = colour_of[trial.params["batch_size"]]
             axes.scatter(trial.params["lr"], accuracy, s=45, c=colour, marker=marks[ended])
-    for batch_size, colour in colours.items():
+    for batch_size, colour in colour_of.items():
         axes.scatter([], [], c=colour, label=f"batch size {batch_size}")
     for name in count_outcomes(study):
-        axes.scatter([], [], c="#767676", marker=marks[name], label=name)
+        axes.scatter([], [], c=GREY, marker=marks[name], label=name)
     axes.set(xscale="log", xlabel="learning rate", ylabel="% of the validation images")
     axes.figure.legend(loc="outside lower center", ncols=2)

@@ -4,9 +4,6 @@ from pathlib import Path
 
 from planner.plans import Plan
 
-# Colours that colour-blind readers can distinguish.
-COLOURS = ("#0072B2", "#999999", "#E69F00", "#D55E00", "#000000", "#009E73", "#CC79A7")
-
 
 def duration(seconds: float) -> str:
     if seconds < 1:
@@ -131,19 +128,22 @@ def draw(rows: list[Plan], folder: Path) -> Path:
     """Draw FOLDER/planner.png: the speed, compared with GPUs that do not communicate, and where
     the time goes.
     """
+    # Imported here, because the site runs this file in the browser, which has neither of the two.
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+
+    from parts.colours import BLUE, GREEN, LIGHT_GREY, ORANGE, PINK, RED
 
     folder.mkdir(parents=True, exist_ok=True)
     gpus = [found["job"]["gpus"] for found in rows]
     speeds = [found["tokens_per_second"] for found in rows]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     ideal = [speeds[0] * number / gpus[0] for number in gpus]
-    left.plot(gpus, ideal, color="#999999", linestyle="--", label="as many times the first as GPUs")
-    left.plot(gpus, speeds, color=COLOURS[0], label="planned")
-    faces = {"fits": COLOURS[0], "does not fit in memory": "white"}
+    left.plot(gpus, ideal, color=LIGHT_GREY, linestyle="--", label="as many times the first as GPUs")
+    left.plot(gpus, speeds, color=BLUE, label="planned")
+    faces = {"fits": BLUE, "does not fit in memory": "white"}
     for label, face in faces.items():
         there = [found for found in rows if found["fits"] == (label == "fits")]
         if there:
@@ -152,7 +152,7 @@ def draw(rows: list[Plan], folder: Path) -> Path:
                 [found["tokens_per_second"] for found in there],
                 linestyle="",
                 marker="o",
-                color=COLOURS[0],
+                color=BLUE,
                 markerfacecolor=face,
                 label=label,
             )
@@ -161,7 +161,11 @@ def draw(rows: list[Plan], folder: Path) -> Path:
         for name, share in shares(found).items():
             shares_by_part.setdefault(name, []).append(share)
     right.stackplot(
-        gpus, list(shares_by_part.values()), labels=list(shares_by_part), colors=COLOURS, linewidth=0
+        gpus,
+        list(shares_by_part.values()),
+        labels=list(shares_by_part),
+        colors=(BLUE, LIGHT_GREY, ORANGE, RED, "black", GREEN, PINK),
+        linewidth=0,
     )
     left.set(title="Speed", ylabel="tokens a second", yscale="log")
     right.set(title="Where the time goes", ylabel="share of the time", ylim=(0, 1))

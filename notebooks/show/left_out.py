@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 
 from show.pictures import GREY, RED, picture
 
-PALE = "#767676B0"  # paler than RED, and still visible on a dark page
+PALE = GREY + "B0"  # paler than RED, and still visible on a dark page
 
 
 def differing(distances):

@@ -8,13 +8,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.text import Text
 
-# Okabe and Ito's colours: people who see no red or no green tell them apart.
-BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-RED, SKY, YELLOW, GREY = "#D55E00", "#56B4E9", "#F0E442", "#767676"
-RANKS = [BLUE, ORANGE, GREEN, PINK]  # the colour of rank 0, 1, 2, 3 in every picture
-# Pages are light or dark, and pictures have no ground of their own: this grey can be read on both.
-INK, PAPER = "#757575", "none"
-DARK = "#111111"  # letters in a tile, which is as pale on a dark page as on a light one
+from parts.colours import BLUE, DARK, GREEN, GREY, INK, LINES, ORANGE, PINK, RANKS, RED, SKY, YELLOW
+
+PAPER = "none"  # pages are light or dark, and pictures have no ground of their own
 DPI, PHONE = 110, 380  # dots an inch; the dots that a phone has for a picture
 SMALLEST = 9  # dots: letters that are less high cannot be read
 
@@ -25,7 +21,7 @@ STYLE = {
     "figure.dpi": DPI,
     "figure.figsize": (5, 3.4),
     "figure.constrained_layout.use": True,
-    "axes.prop_cycle": plt.cycler(color=[BLUE, ORANGE, GREEN, PINK, RED, SKY]),
+    "axes.prop_cycle": plt.cycler(color=LINES),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 11,

@@ -10,6 +10,7 @@ import torch
 from parts import timeline
 from show.pictures import (
     BLUE,
+    DARK,
     GREEN,
     GREY,
     INK,
@@ -131,9 +132,9 @@ def draw_rows(axes, values, title, numbers=True):
 
 def draw_number(axes, x, y, number, colour_of_bar):
     """Write the number of a micro-batch into its bar, which has the same colour on a dark page."""
-    ink = "#1f1f1f"
+    ink = DARK
     if colour_of_bar == BLUE:
-        ink = "#ffffff"
+        ink = "white"
     axes.text(x, y, number, ha="center", va="center", color=ink, size=9, clip_on=True)
 
 

@@ -1,11 +1,13 @@
 """The pictures of the READMEs: readable on any ground, nothing fetched, the same each time."""
 
 import re
+import subprocess
 from xml.etree import ElementTree
 
 import matplotlib.colors
 import pytest
 
+from parts import colours
 from tools import gpu_links, lessons
 from tools.makers import hero, house, mechanisms, pictures, splits, step_trace
 from tools.makers.gpu import h100_page
@@ -21,6 +23,24 @@ def test_it_can_be_read_on_a_light_and_on_a_dark_page(path):
     tree = ElementTree.fromstring(text)
     assert len(list(tree.iter(f"{SVG}text"))) > 10, "letters are letters, and no outlines"
     assert "fill: none" in tree.find(f".//{SVG}g[@id='patch_1']/{SVG}path").get("style"), "no ground"
+
+
+def test_a_colour_is_written_once_for_python_and_once_for_the_site():
+    """And the site's icon, which has no style sheet, is blue as well."""
+    theme = "tools/makers/site/theme"
+    of_python = {}
+    for name, value in vars(colours).items():
+        if str(value).startswith("#"):
+            of_python[name.lower()] = value
+    css = (lessons.ROOT / theme / "site.css").read_text()
+    of_site = dict(re.findall(r"--(\w+): (#\w{6});", css))
+    del of_site["button"]
+    assert len(of_site) == 9 and of_site.items() <= of_python.items()
+    assert f'stroke="{colours.BLUE}"' in (lessons.ROOT / theme / "favicon.svg").read_text()
+
+    words = ["git", "grep", "-lEi", "|".join(of_python.values()), "--", "*.py", "*.js", "*.css", "*.jinja"]
+    places = subprocess.check_output(words, cwd=lessons.ROOT, text=True).split()
+    assert places == ["lessons/parts/colours.py", f"{theme}/site.css"]
 
 
 def contrast(one, other):
@@ -45,11 +65,11 @@ def test_the_first_picture_can_be_read_on_a_phone_and_its_letters_stand_out():
     width = float(tree.get("viewBox").split()[2])
     sizes = []
     for text in tree.iter(f"{SVG}text"):
-        assert f"fill: {hero.LETTERS}" in text.get("style"), text.text
+        assert f"fill: {colours.DARK}" in text.get("style"), text.text
         sizes.append(float(re.search(r"([\d.]+)px", text.get("style"))[1]))
     assert min(sizes) * 380 / width >= 10, "dots, on a phone that has 380 of them for a picture"
     for tile in (*hero.SHARDS, hero.GREY, hero.GREEN):
-        assert contrast(hero.LETTERS, tile) >= 4.5
+        assert contrast(colours.DARK, tile) >= 4.5
 
 
 def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_shows():

@@ -2,6 +2,7 @@
 
 import difflib
 
+from parts.colours import DARK
 from tools import ink, lessons
 
 plt = ink.pyplot()
@@ -17,7 +18,7 @@ ADDED = {
 }
 # All letters stand on one of these: on a pale ground, they can be read on a light page and on a dark one.
 SHARDS = ("#A6D1E8", "#F6DEA6")
-GREY, GREEN, LETTERS = "#DDDDDD", "#C8EBD1", "#111111"
+GREY, GREEN = "#DDDDDD", "#C8EBD1"
 
 
 def added():
@@ -43,7 +44,7 @@ def draw(path):
     axes.axis("off")
 
     def words(x, y, text, size=9.5, **more):
-        style = {"color": LETTERS, "fontsize": size, "va": "center", "ha": "center", **more}
+        style = {"color": DARK, "fontsize": size, "va": "center", "ha": "center", **more}
         axes.text(x, y, text, style)
 
     def box(x, y, width, height, colour):

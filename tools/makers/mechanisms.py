@@ -3,10 +3,10 @@
 `make pictures` draws lessons/pictures/ranks.svg and lessons/pictures/rename.svg.
 """
 
+from parts.colours import BLUE, ORANGE, RANKS
 from tools import ink
 
 MACHINES, PROCESSES = 2, 2  # of each machine
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # of the ranks
 # What is on the disk at each moment of saving epoch 3: the epoch of a file, and whether it is whole.
 MOMENTS = {
     "training\nepoch 3": {"snapshot": (2, True)},
@@ -14,7 +14,7 @@ MOMENTS = {
     "torch.save\nis done": {"snapshot": (2, True), "temporary": (3, True)},
     "replace()\nis done": {"snapshot": (3, True)},
 }
-EPOCH_COLOURS = {2: "#0072B2", 3: "#E69F00"}
+EPOCH_COLOURS = {2: BLUE, 3: ORANGE}
 
 
 def numbers_of(machine, process):
@@ -67,7 +67,7 @@ def draw_ranks(path):
             x = left + 1 + 11.5 * process
             middle = x + 5.25
             sheet.arrow((middle, 26), (middle, 23.4))
-            sheet.box(x, 15.4, 10.5, 7.8, COLOURS[rank])
+            sheet.box(x, 15.4, 10.5, 7.8, RANKS[rank])
             sheet.words(middle, 21.2, f"RANK={rank}", 9.5, weight="bold")
             sheet.words(middle, 19, f"LOCAL_RANK={local_rank}", 8)
             sheet.words(middle, 16.9, "WORLD_SIZE=4", 8)
@@ -75,7 +75,7 @@ def draw_ranks(path):
             sheet.box(x, 9.4, 10.5, 2.8)
             sheet.words(middle, 10.8, f"GPU {local_rank}")
     width = 49 / (MACHINES * PROCESSES)
-    for rank, colour in enumerate(COLOURS):
+    for rank, colour in enumerate(RANKS):
         sheet.box(0.5 + width * rank + 0.2, 3.2, width - 0.4, 2.8, colour)
         sheet.words(0.5 + width * (rank + 0.5), 4.6, f"for rank {rank}", 8.5)
     sheet.words(25, 1.5, "the images of one batch")

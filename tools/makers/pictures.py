@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import workload
+from parts.colours import BLUE, RED
 from show import s03a_rings as rings
 from show.pictures import STYLE
 from tools import gpu_links, ink, launcher, notebooks
@@ -51,7 +52,7 @@ def curve(folder, processes, kinked):
 
 def kinks():
     figure, axes = plt.subplots(figsize=(ink.WIDTH, 4.4))
-    labels = {True: ("#D55E00", "ReLU and max pooling"), False: ("#0072B2", "GELU and average pooling")}
+    labels = {True: (RED, "ReLU and max pooling"), False: (BLUE, "GELU and average pooling")}
     for kinked, (colour, label) in labels.items():
         losses = []
         for processes in (1, 2, 4):

@@ -5,10 +5,10 @@
 
 from typing import NamedTuple
 
+from parts.colours import RANKS
 from tools import ink
 
 LAYERS, TEXTS = 4, 4
-COLOURS = ("#0072B2", "#E69F00")  # of the two processes
 WHOLE, FIRST, SECOND = (0, 1), (0, 0.5), (0.5, 1)
 
 
@@ -78,7 +78,7 @@ def draw(path):
     width = 7
     height = 8
     for rank, left in enumerate(lefts):
-        words(left + 7.5, 72.3, f"process {rank}", 10, ha="center", weight="bold", color=COLOURS[rank])
+        words(left + 7.5, 72.3, f"process {rank}", 10, ha="center", weight="bold", color=RANKS[rank])
         words(left + 3.5, 69.8, "weights", ha="center")
         words(left + 11.5, 69.8, "batch", ha="center")
 
@@ -89,7 +89,7 @@ def draw(path):
         words(0.5, bottom + 1.5, f"sends {way.sends}")
 
         for rank, left in enumerate(lefts):
-            solid = {"facecolor": COLOURS[rank], "linewidth": 0}
+            solid = {"facecolor": RANKS[rank], "linewidth": 0}
             each = height / LAYERS
             for layer, held in enumerate(held_weights(way, rank)):
                 y = bottom + height - each * (layer + 1)

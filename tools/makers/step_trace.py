@@ -14,10 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from parts.colours import BLUE, GREEN, ORANGE
 from tools import ink, lessons
 from tools.makers import machine
 from tools.makers.bench import rows
-from tools.makers.mechanisms import COLOURS, Sheet
+from tools.makers.mechanisms import Sheet
 from tools.testbed import hosts
 
 TRACE = lessons.ROOT / "lessons/pictures/ddp_step.json"
@@ -28,7 +29,6 @@ BURST = "64kb"
 OPTIONS = ("--width", 64, "--batch-size", 240, "--epochs", 1, "--train-size", 3840, "--test-size", 60)
 GROUP = {"LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
 MAIN = 1  # our number for the main thread; those of gloo follow
-BLUE, ORANGE, GREEN = COLOURS[:3]
 
 
 # ---- recording ----------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ import json
 import statistics
 import zlib
 
+from parts.colours import BLUE, GREEN, LIGHT_GREY, ORANGE, RED, SKY
 from tools import ink
 from tools.lessons import ROOT
 from tools.makers.bench import scaling
 from tools.makers.bench.formatting import sums
 
 FOLDER = ROOT / "lessons/pictures"
-COLOURS = ("#56B4E9", "#0072B2", "#999999", "#009E73", "#E69F00", "#D55E00")
+COLOURS = (SKY, BLUE, LIGHT_GREY, GREEN, ORANGE, RED)
 STEPS = {
     "usual\nloop": "usual loop",
     "01": "lesson 01",
@@ -25,16 +26,16 @@ STARTS = {
     "06,\ntwo nodes": "lesson 06",
 }
 KINDS = {
-    "alone": ("nothing sent", "#999999"),
-    "after": ("sent after backward", "#E69F00"),
-    "overlap": ("as DDP does it", "#0072B2"),
+    "alone": ("nothing sent", LIGHT_GREY),
+    "after": ("sent after backward", ORANGE),
+    "overlap": ("as DDP does it", BLUE),
 }
 LINES = {
-    "copy": ("a copy in memory", "#999999", "--"),
-    "gloo": ("gloo's all_reduce", "#0072B2", "o-"),
-    "ring": ("the ring of 03a", "#009E73", "s-"),
-    "in pieces": ("the ring in pieces", "#E69F00", "v-"),
-    "server": ("a server", "#D55E00", "^-"),
+    "copy": ("a copy in memory", LIGHT_GREY, "--"),
+    "gloo": ("gloo's all_reduce", BLUE, "o-"),
+    "ring": ("the ring of 03a", GREEN, "s-"),
+    "in pieces": ("the ring in pieces", ORANGE, "v-"),
+    "server": ("a server", RED, "^-"),
 }
 
 
@@ -116,7 +117,7 @@ def draw_reduce(axes, ways):
 
 
 def draw_scaling(both, found):
-    kinds = (("one batch for all", False, "#0072B2"), ("a batch for each", True, "#D55E00"))
+    kinds = (("one batch for all", False, BLUE), ("a batch for each", True, RED))
     for label, is_weak, colour in kinds:
         lines = scaling.lines(found, is_weak)
         for axes, name in zip(both, scaling.NAMES.values(), strict=True):

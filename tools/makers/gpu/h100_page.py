@@ -3,6 +3,7 @@
 python -m tools.makers.gpu.h100_page       write the tables between their markers, and pictures/gpt_step.svg
 """
 
+from parts.colours import BLUE, DARK, GREEN, LIGHT_GREY, ORANGE, PINK
 from tools import diffs, ink
 from tools.lessons import ROOT
 from tools.makers import result_files
@@ -21,11 +22,11 @@ HOW = {  # a GPT was measured; in the order in which this is said
 }
 # Kernels that are neither: GELU, norms, additions, the loss, and conversions to bf16.
 KINDS = {
-    "products": ("#0072B2", "matrix products"),
-    "attention": ("#009E73", "attention"),
-    "other kernels": ("#E69F00", "other kernels"),
-    "optimizer": ("#CC79A7", "AdamW"),
-    "rest": ("#999999", "the rest"),
+    "products": (BLUE, "matrix products"),
+    "attention": (GREEN, "attention"),
+    "other kernels": (ORANGE, "other kernels"),
+    "optimizer": (PINK, "AdamW"),
+    "rest": (LIGHT_GREY, "the rest"),
 }
 
 
@@ -113,7 +114,7 @@ def draw(path):
         for number, width in enumerate(widths):
             shown.append(f"{width:.0f}" if width >= 3 else "")
             left[number] += width
-        axes.bar_label(bars, shown, label_type="center", color="#111111")
+        axes.bar_label(bars, shown, label_type="center", color=DARK)
     axes.invert_yaxis()
     axes.set(xlabel="milliseconds", title="The time of one H100 for 8 texts")
     figure.legend(loc="outside lower center", ncols=3)

@@ -45,9 +45,9 @@ function sweep(answer, whole) {
     made.append(letters(left - 8, y(at) + 4, words, { "text-anchor": "end", "font-size": 11 }));
   }
   const line = answer.curve.map((dot) => `${x(dot)} ${y(dot.y)}`).join("L");
-  made.append(shape("path", { d: `M${line}`, fill: "none", stroke: "#0072B2", "stroke-width": 2 }));
+  made.append(shape("path", { d: `M${line}`, fill: "none", stroke: "var(--blue)", "stroke-width": 2 }));
   answer.curve.forEach((dot, index) => {
-    const face = { fill: dot.fits ? "#0072B2" : "var(--color-background-primary)", stroke: "#0072B2", "stroke-width": 2 };
+    const face = { fill: dot.fits ? "var(--blue)" : "var(--color-background-primary)", stroke: "var(--blue)", "stroke-width": 2 };
     const title = shape("title", {}, `${dot.words} GPUs: ${dot.share} of linear`);
     made.append(shape("circle", { cx: x(dot), cy: y(dot.y), r: dot.chosen ? 8 : 4.5, ...face, "data-dot": dot.words }, title));
     if (dot.chosen) {

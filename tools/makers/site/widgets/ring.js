@@ -1,7 +1,7 @@
 // Draws what ring.py has worked out, which is DATA: who sends what, and what has gone through whom.
 import { INK, copyLink, drawing, element, labelled, letters, onLines, patterns, place, presets, shape, table } from "./shared.js";
 
-const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#767676"];
+const COLOURS = ["var(--blue)", "var(--orange)", "var(--green)", "var(--pink)", "var(--red)", "var(--sky)", "var(--yellow)", "var(--grey)"];
 const status = element("p", { role: "status" });
 const shown = element("div", { class: "shown" });
 const tables = element("div", { class: "tables" });
@@ -87,7 +87,7 @@ function draw() {
       const lines = text.length > 5 ? [text.slice(0, 4), text.slice(4)] : [text];
       lines.forEach((line, index) => {
         const at = lines.length > 1 ? y + 11 + 9 * index : y + 17;
-        const style = { fill: "#111111", "text-anchor": "middle", "font-size": lines.length > 1 ? 9.5 : 12 };
+        const style = { fill: "var(--dark)", "text-anchor": "middle", "font-size": lines.length > 1 ? 9.5 : 12 };
         if (text === "Σ") style["font-weight"] = "bold";
         made.append(letters(middle(rank), at, line, { ...style, "data-cell": `${rank} ${chunk}` }));
       });
@@ -105,7 +105,7 @@ function bars(made, now, { left, cell, middle, bottom, whole, beside }) {
   now.through.forEach((amount, rank) => {
     const height = (high * amount) / whole;
     const bar = { x: left(rank), y: floor - height, width: cell, height };
-    made.append(shape("rect", { ...bar, fill: "#0072B2", "data-through": rank }), shape("rect", { ...bar, fill: "url(#stripes)" }));
+    made.append(shape("rect", { ...bar, fill: "var(--blue)", "data-through": rank }), shape("rect", { ...bar, fill: "url(#stripes)" }));
     made.append(letters(middle(rank), floor + 16, `${amount.toFixed(2)} x`, { "text-anchor": "middle", "font-size": 11 }));
   });
   const y = floor - (high * beside) / whole;

@@ -1,15 +1,15 @@
 // Draws what schedules.py answers: a row for each process with its forwards and backwards, and what it holds.
 import { INK, drawing, filled, legend, letters, live, patterns, shape } from "./shared.js";
 
-const EDGE = { stroke: "#111111", "stroke-width": 0.4 };
+const EDGE = { stroke: "var(--dark)", "stroke-width": 0.4 };
 // The colours of the notebook, and a pattern for those who see none.
 const FACES = {
-  forward: ["#0072B2", null, "#ffffff"],
-  backward: ["#E69F00", null, "#111111"],
-  "backward, input": ["#E69F00", null, "#111111"],
-  "backward, weights": ["#009E73", "dots", "#111111"],
-  "forward, second stage": ["#56B4E9", "stripes", "#111111"],
-  "backward, second stage": ["#F0E442", "stripes", "#111111"],
+  forward: ["var(--blue)", null, "#ffffff"],
+  backward: ["var(--orange)", null, "var(--dark)"],
+  "backward, input": ["var(--orange)", null, "var(--dark)"],
+  "backward, weights": ["var(--green)", "dots", "var(--dark)"],
+  "forward, second stage": ["var(--sky)", "stripes", "var(--dark)"],
+  "backward, second stage": ["var(--yellow)", "stripes", "var(--dark)"],
 };
 
 live((answer, wide) => {
@@ -42,7 +42,7 @@ live((answer, wide) => {
     if (!narrow) {
       const box = { x, y: y + 4, height: row - 16 };
       made.append(shape("rect", { ...box, width: 90, fill: "none", stroke: INK }));
-      made.append(shape("rect", { ...box, width: 90 * share, fill: "#CC79A7", "data-held": process }));
+      made.append(shape("rect", { ...box, width: 90 * share, fill: "var(--pink)", "data-held": process }));
       made.append(shape("rect", { ...box, width: 90 * share, fill: "url(#stripes)" }));
     }
     made.append(letters(narrow ? x : x + 96, y + 18, words, { "data-words": process }));

@@ -34,7 +34,7 @@ export function drawing(width, height, title) {
 
 // Stripes and dots, for those who see no colours: fill with url(#stripes) over a colour.
 export function patterns() {
-  const line = { stroke: "#111111", "stroke-width": 1.2, "stroke-opacity": 0.55 };
+  const line = { stroke: "var(--dark)", "stroke-width": 1.2, "stroke-opacity": 0.55 };
   const stripes = { width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
   return shape(
     "defs",
@@ -43,7 +43,7 @@ export function patterns() {
     shape(
       "pattern",
       { id: "dots", width: 6, height: 6, patternUnits: "userSpaceOnUse" },
-      shape("circle", { cx: 3, cy: 3, r: 1.3, fill: "#111111", "fill-opacity": 0.65 }),
+      shape("circle", { cx: 3, cy: 3, r: 1.3, fill: "var(--dark)", "fill-opacity": 0.65 }),
     ),
     shape(
       "pattern",
@@ -60,21 +60,21 @@ export function patterns() {
 
 // The colours and patterns of what a GPU holds.
 export const HELD = {
-  parameters: ["#0072B2", null],
-  gradients: ["#56B4E9", "dots"],
-  optimizer: ["#009E73", "crosses"],
-  activations: ["#CC79A7", "stripes"],
+  parameters: ["var(--blue)", null],
+  gradients: ["var(--sky)", "dots"],
+  optimizer: ["var(--green)", "crosses"],
+  activations: ["var(--pink)", "stripes"],
 };
 
 // Those of what the time of a GPU is spent on.
 export const SPENT = {
-  compute: ["#0072B2", null],
-  "pipeline idle": ["#F0E442", "dots"],
-  "tensor-parallel communication": ["#56B4E9", "crosses"],
-  "exposed data-parallel communication": ["#E69F00", "stripes"],
-  "exposed context-parallel communication": ["#009E73", "dots"],
-  "expert-parallel communication": ["#CC79A7", "stripes"],
-  "checkpoints and failures": ["#D55E00", "crosses"],
+  compute: ["var(--blue)", null],
+  "pipeline idle": ["var(--yellow)", "dots"],
+  "tensor-parallel communication": ["var(--sky)", "crosses"],
+  "exposed data-parallel communication": ["var(--orange)", "stripes"],
+  "exposed context-parallel communication": ["var(--green)", "dots"],
+  "expert-parallel communication": ["var(--pink)", "stripes"],
+  "checkpoints and failures": ["var(--red)", "crosses"],
 };
 
 // A box of a colour, with a pattern over it.
