@@ -219,7 +219,8 @@ def step_seconds(job: Job, data: int, microbatches: int) -> dict[str, float]:
         "exposed data-parallel communication": formulas.exposed_seconds(sent, beside),
     }
     if around > 1:
-        pairs = 2 * message * (job["kv_heads"] or heads) / heads / ways
+        kv_heads = job["kv_heads"] or heads
+        pairs = 2 * message * kv_heads / heads / ways
         passed = formulas.ring_attention_seconds(pairs, around, *link(job, ways * around), job["recompute"])
         parts["exposed context-parallel communication"] = formulas.exposed_seconds(times * passed, attention)
     if spread > 1:
