@@ -45,7 +45,7 @@ SHOWN = 5  # refusals of a test
 def live(given, rank, world_size, meeting):
     """Run one body after another, as worker.live() runs one."""
     import fork_server
-    import linux
+    import linux_proc
     import torch
     import torch.distributed as dist
     import worker
@@ -55,7 +55,7 @@ def live(given, rank, world_size, meeting):
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    references = os.open(linux.CLEAR, os.O_WRONLY) if linux.IS_HERE else None
+    references = os.open(linux_proc.CLEAR, os.O_WRONLY) if linux_proc.IS_HERE else None
     originals = {}  # torch.distributed's own calls, and what stands in place of forbidden ones
     compiled = {}
     if meeting:

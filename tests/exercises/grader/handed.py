@@ -218,7 +218,7 @@ def read(submission: Submission, exercises: list[Exercise]) -> Found:
         status = 1
         try:
             if sys.platform == "linux":
-                limits.limit("RLIMIT_AS", limits.linux.address_space() + ARCHIVE_MEMORY)
+                limits.limit("RLIMIT_AS", limits.linux_proc.address_space() + ARCHIVE_MEMORY)
             limits.limit("RLIMIT_CPU", ARCHIVE_SECONDS + 2)
             found = collected(submission, exercises)
             texts = {name: data.decode("latin-1") for name, data in found.files.items()}

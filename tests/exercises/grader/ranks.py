@@ -344,7 +344,7 @@ class Stillness:
         now = time.monotonic()
         # Linux counts in hundredths of a second; elsewhere, a thread that only wakes is seen, too.
         allowed = 0.0
-        if self.since is not None and not fork_server.linux.IS_HERE:
+        if self.since is not None and not fork_server.linux_proc.IS_HERE:
             allowed = 3 * (now - self.since) / busyness()
         if self.since is None or not 0 <= ticks - self.ticks <= allowed:
             self.since, self.ticks = now, ticks
@@ -467,7 +467,7 @@ class Watch:
 def busyness():
     """How many processes want each core. Only Linux says for how long a rank has waited for a core, so
     elsewhere a run gets so many times as long."""
-    return 1.0 if fork_server.linux.IS_HERE else max(1.0, os.getloadavg()[0] / os.cpu_count())
+    return 1.0 if fork_server.linux_proc.IS_HERE else max(1.0, os.getloadavg()[0] / os.cpu_count())
 
 
 def sums_of(lives, name):

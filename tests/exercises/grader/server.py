@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from channel import Channel
+from json_messages import Channel
 
 from grader import walls
 from grader.settings import SANDBOX

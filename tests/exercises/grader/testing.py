@@ -5,7 +5,7 @@ from grader.testing import close, require, run, same
 
 import pytest
 import torch
-from fork_server import linux
+from fork_server import linux_proc
 
 from grader import comparing, ranks
 from grader.comparing import require, same
@@ -47,7 +47,7 @@ def tried(words):
 def needs_memory():
     """Leave out a test that looks at the memory of processes where the system does not tell it: a check of 0
     against 0 would say nothing."""
-    if not linux.IS_HERE:
+    if not linux_proc.IS_HERE:
         pytest.skip("memory can be looked at on Linux only")
 
 

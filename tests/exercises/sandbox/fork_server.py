@@ -28,8 +28,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import limits
-import linux
-from channel import Channel
+import linux_proc
+from json_messages import Channel
 
 FORK = sys.platform == "linux" and "RUNGS_SPAWN" not in os.environ
 DTYPES = ["float64", "float32", "float16", "bfloat16", "complex64"]
@@ -157,9 +157,9 @@ def end(pids, codes):
 
 
 def life_of(process):
-    """What linux.life() says, as well as psutil can say it elsewhere."""
-    if linux.IS_HERE:
-        return linux.life(process.pid)
+    """What linux_proc.life() says, as well as psutil can say it elsewhere."""
+    if linux_proc.IS_HERE:
+        return linux_proc.life(process.pid)
     try:
         times = process.cpu_times()
         waits = process.status() != psutil.STATUS_DISK_SLEEP
@@ -177,8 +177,8 @@ def life_of(process):
 
 
 def memory_of(process):
-    if linux.IS_HERE:
-        return linux.memory_of(process.pid)
+    if linux_proc.IS_HERE:
+        return linux_proc.memory_of(process.pid)
     try:
         return process.memory_info().rss
     except psutil.Error:
@@ -202,7 +202,7 @@ def look(pids, codes, home):
         life = life_of(process) if pid in lives else None
         if life is not None:
             lives[pid].append(life)
-    count, lying = linux.sockets()
+    count, lying = linux_proc.sockets()
     disk = os.statvfs(home)
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {

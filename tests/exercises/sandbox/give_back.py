@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 
-import linux
+import linux_proc
 
 
 def libc(name, *words):
@@ -32,9 +32,9 @@ def free_memory():
     gc.collect()
     for _ in range(200):
         time.sleep(0.005)
-        if not linux.IS_HERE:
+        if not linux_proc.IS_HERE:
             break
-        others = [thread for thread in linux.own_threads() if thread != threading.get_native_id()]
-        if not any(linux.is_at_work(thread) for thread in others):
+        others = [thread for thread in linux_proc.own_threads() if thread != threading.get_native_id()]
+        if not any(linux_proc.is_at_work(thread) for thread in others):
             break
     libc("malloc_trim", 0)

@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 
-import linux
+import linux_proc
 
 NO_NEW_PRIVS, DUMPABLE, SUBREAPER, NO_LARGE_PAGES = 38, 4, 36, 41
 READ, ALL_OF_FIRST = 0b1101, (1 << 13) - 1
@@ -82,7 +82,7 @@ def give_up(limits, uid, writable):
     limit("RLIMIT_NOFILE", 256)
     limit("RLIMIT_MSGQUEUE", 0)  # a POSIX queue outlives whoever made it, and the next run would find it
     if sys.platform == "linux":
-        limit("RLIMIT_AS", linux.address_space() + limits["memory_bytes"])
+        limit("RLIMIT_AS", linux_proc.address_space() + limits["memory_bytes"])
     if uid is not None:
         os.setgroups([])
         os.setgid(uid)
@@ -91,7 +91,7 @@ def give_up(limits, uid, writable):
     if sys.platform == "linux":
         # Counted for the whole user: on a laptop, with all that its owner runs. Elsewhere nobody says how
         # many these are, and a limit below them would refuse every process.
-        limit("RLIMIT_NPROC", limits["processes"] + linux.threads_of(os.getuid()))
+        limit("RLIMIT_NPROC", limits["processes"] + linux_proc.threads_of(os.getuid()))
         landlock(READABLE, writable)
         # Or the counters of this process could not be read from outside.
         prctl(DUMPABLE, 1)

@@ -24,7 +24,7 @@ import types
 from pathlib import Path
 
 import limits
-import linux
+import linux_proc
 from fork_server import pack, unpack
 
 COLLECTIVES = """
@@ -54,13 +54,13 @@ class Me:
 
     # Only where grader.testing.needs_memory() has found that memory can be read.
     def memory(self):
-        return linux.memory_of("self")
+        return linux_proc.memory_of("self")
 
     def restart_peak(self):
         os.write(self.references, b"5")
 
     def peak(self):
-        return linux.peak()
+        return linux_proc.peak()
 
     def sent(self, since=0, to=None):
         """Bytes that this rank has sent, from this place in its calls on, if each call takes the shortest
@@ -439,7 +439,7 @@ def live(number, order, home, ends):
         os.chdir(folder)
         # Opened now, because Landlock will refuse it. Without this, only root could.
         limits.prctl(limits.DUMPABLE, 1)
-        references = os.open(linux.CLEAR, os.O_WRONLY) if linux.IS_HERE else None
+        references = os.open(linux_proc.CLEAR, os.O_WRONLY) if linux_proc.IS_HERE else None
         limits.give_up(job["limits"], order["uid"], {f"{home}/run", f"{home}/disk", "/dev/null"})
         torch.set_num_threads(1)
         own = random.Random(os.urandom(8))  # from this, nobody can tell what the grader draws
