@@ -128,7 +128,7 @@ def draw(rows: list[Plan], folder: Path) -> Path:
     """Draw FOLDER/planner.png: the speed, compared with GPUs that do not communicate, and where
     the time goes.
     """
-    # Imported here, because the site runs this file in the browser, which has neither of the two.
+    # Imported here: the site runs this file in the browser, which has neither matplotlib nor lessons/parts.
     import matplotlib
 
     matplotlib.use("Agg")

@@ -212,7 +212,7 @@ def start(this, command, variables, folder):
 
 
 def living_ranks(this):
-    """The ranks that run, by the files that watch.py has begun."""
+    """The ranks that run, by the files that record_process.py has begun."""
     ranks = {}
     for path in this.seen.glob("*.seen"):
         rank, pid, _ = path.name.split(".")

@@ -86,9 +86,9 @@ def script(path, words, original=forks.script):
     for name in ("check", "runs", "promises"):
         sys.modules.pop(name, None)
     code = 0
-    import port_watch
+    import port_record_process
 
-    watch = port_watch.begin()
+    watch = port_record_process.begin()
     try:
         original(path, words)
     except SystemExit as ended:
@@ -107,18 +107,18 @@ def script(path, words, original=forks.script):
         os._exit(code)
 
 
-def load_watch():
+def load_recorder():
     """The module is here before the forks, so that they need not compile it."""
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location("port_watch", PORT / "watch.py")
+    spec = importlib.util.spec_from_file_location("port_record_process", PORT / "record_process.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["port_watch"] = module
+    sys.modules["port_record_process"] = module
     spec.loader.exec_module(module)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    load_watch()
+    load_recorder()
     runs.start = start
     check.main()

@@ -1,7 +1,7 @@
 """Python imports this file at the start of every process of a run that check.py has started.
 
-It loads watch.py when the script has imported torch, and not before, because the script may first set
-environment variables. A sitecustomize that the reader has is imported, too.
+It loads record_process.py when the script has imported torch, and not before, because the script may first
+set environment variables. A sitecustomize that the reader has is imported, too.
 """
 
 import importlib.machinery
@@ -33,7 +33,7 @@ class AfterTorch:
 
         def execute_and_watch(module):
             execute(module)
-            load("port_watch", HERE.parent / "watch.py").begin()
+            load("port_record_process", HERE.parent / "record_process.py").begin()
 
         spec.loader.exec_module = execute_and_watch
         return spec
