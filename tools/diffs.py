@@ -60,13 +60,17 @@ def diff(before, after, read=Path.read_text, around=2):
     return "\n".join(difflib.unified_diff(one, other, before.name, after.name, n=around, lineterm=""))
 
 
-def count(sign, before, after):
-    """How many lines a script adds to the one before it ("+"), or takes away ("-")."""
-    found = 0
+def changed_lines(sign, before, after):
+    """The lines that a script adds to the one before it ("+"), or takes away ("-")."""
+    found = []
     for line in diff(before, after).splitlines()[2:]:  # after the names of the two files
         if line.startswith(sign):
-            found += 1
+            found.append(line[1:])
     return found
+
+
+def count(sign, before, after):
+    return len(changed_lines(sign, before, after))
 
 
 def changes(path, before, folder=""):

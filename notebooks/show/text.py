@@ -39,9 +39,8 @@ class Diff:
 
     def compare(self):
         """The places that differ: of each, its lines with their signs, and one line around them."""
-        matcher = difflib.SequenceMatcher(None, self.before, self.after, autojunk=False)
         hunks = []
-        for changes in matcher.get_grouped_opcodes(1):
+        for changes in compared(self.before, self.after).get_grouped_opcodes(1):
             hunk = []
             for kind, low, high, start, end in changes:
                 if kind == "equal":
@@ -157,6 +156,12 @@ class Diff:
                 fence.append(f"{sign} {line}".rstrip())
             text.append("\n".join([escaped(sentence), "", "```diff", *fence, "```"]))
         return "\n\n".join(text)
+
+
+def compared(before, after):
+    """What two lists of lines have in common. With autojunk, lines that a long script has often would count
+    as changed."""
+    return difflib.SequenceMatcher(None, before, after, autojunk=False)
 
 
 def begins_a_further_part(key):

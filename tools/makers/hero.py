@@ -1,9 +1,7 @@
 """The README's first picture: two processes share a batch, and the lines that lesson 03 adds for it."""
 
-import difflib
-
 from parts.colours import DARK
-from tools import ink, lessons
+from tools import diffs, ink, lessons
 
 plt = ink.pyplot()
 FIRST, DDP = "01_single_gpu", "03_ddp_spawn"
@@ -23,12 +21,9 @@ GREY, GREEN = "#DDDDDD", "#C8EBD1"
 
 def added():
     """The six lines, as the picture shows them. Each must be a line that lesson 03 adds to lesson 01."""
-    first = lessons.get(FIRST).path.read_text().splitlines()
-    ddp = lessons.get(DDP).path.read_text().splitlines()
     new = []
-    for line in difflib.ndiff(first, ddp):
-        if line.startswith("+ "):
-            new.append(line[2:].strip())
+    for line in diffs.changed_lines("+", lessons.get(FIRST).path, lessons.get(DDP).path):
+        new.append(line.strip())
     for beginning, shown in ADDED.items():
         (line,) = [line for line in new if line.startswith(beginning)]
         parts = shown.split("...")

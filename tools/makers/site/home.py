@@ -4,7 +4,6 @@ The table of lessons and the pages have their facts, theme/*.jinja their words, 
 order of the other pages.
 """
 
-import difflib
 import re
 import textwrap
 import tomllib
@@ -178,13 +177,13 @@ def changed_lines(before="01_single_gpu", after="03_ddp_spawn", most=11):
     one, in_docstrings_of_one = lines_of(before)
     other, in_docstrings_of_other = lines_of(after)
     found = []
-    for kind, low, high, start, end in difflib.SequenceMatcher(None, one, other, False).get_opcodes():
-        if kind != "replace" or max(high - low, end - start) > 3:
+    for gone, come in diff.places(one, other):
+        if not gone or not come or max(len(gone), len(come)) > 3:
             continue
-        for at in range(low, high):
+        for at in gone:
             if at not in in_docstrings_of_one:
                 found.append(("gone", "-", one[at]))
-        for at in range(start, end):
+        for at in come:
             if at not in in_docstrings_of_other:
                 found.append(("come", "+", other[at]))
 

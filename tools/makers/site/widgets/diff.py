@@ -35,6 +35,7 @@ SENTENCE = re.compile(r"(?m)^(\S.*)\n\n```diff")
 show = extract.functions(
     ROOT / "notebooks/show/text.py",
     "Diff",
+    "compared",
     "begins_a_further_part",
     "with_sign",
     "changed",
@@ -111,9 +112,8 @@ def coloured(text: str) -> list[str]:
 
 def same(before: list[str], after: list[str]) -> list[tuple[int, int, int]]:
     """The runs of lines that two files have in common: where in the one, where in the other, how many."""
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     found = []
-    for block in matcher.get_matching_blocks():
+    for block in show.compared(before, after).get_matching_blocks():
         if block.size:
             found.append((block.a, block.b, block.size))
     return found
@@ -165,16 +165,24 @@ def inherit(because, because_before, written, before, after):
                 because[other + step] = why
 
 
+def places(before, after) -> list[tuple[range, range]]:
+    """Where two files differ: of each place, the lines of the one that are gone and those of the other that
+    have come, as positions."""
+    found = []
+    for kind, low, high, start, end in show.compared(before, after).get_opcodes():
+        if kind != "equal":
+            found.append((range(low, high), range(start, end)))
+    return found
+
+
 def changed(before, after) -> tuple[list[int], list[int]]:
     """The lines of the one that are gone in the other, and the lines of the other that have come."""
-    gone = []
-    come = []
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    for kind, low, high, start, end in matcher.get_opcodes():
-        if kind != "equal":
-            gone += range(low, high)
-            come += range(start, end)
-    return gone, come
+    all_gone = []
+    all_come = []
+    for gone, come in places(before, after):
+        all_gone += gone
+        all_come += come
+    return all_gone, all_come
 
 
 def is_still_true(origin, number, lines) -> bool:
