@@ -54,7 +54,7 @@ class Try:
     script: str
     lines: str = ""  # of the page
     is_diff: bool = False
-    is_first: bool = False  # of the tries of these lines
+    is_first: bool = False  # of the tries of its page
 
     def lines_for(self, is_old):
         if not self.is_diff:
@@ -86,14 +86,12 @@ class Tries:
     def __call__(self, document):
         fences = list(self.fences(document))
         number = 0
-        previous = None
         for region in self.comments(document):
             region.evaluator = run
             region.parsed = read_try(document.path, region)
             if region.lexemes["directive"] == "try":
                 *_, fence = [fence for fence in fences if fence.end < region.start]
-                number = number + 1 if fence is previous else 1
-                previous = fence
+                number += 1
                 region.parsed.lines = fence.lexemes["source"].rstrip("\n")
                 region.parsed.is_diff = fence.lexemes["language"] == "diff"
                 region.parsed.is_first = number == 1
@@ -144,7 +142,7 @@ def all_examples():
 
 
 def as_parameter(example):
-    """The first script around some lines runs while you work, the others in CI."""
+    """The first script of a page, which is that of its card, runs while you work, the others in CI."""
     trial = example.parsed
     mark = pytest.mark.quick if trial.is_first else pytest.mark.long
     what = "" if trial.lines else " provoked"

@@ -23,7 +23,7 @@ night 09 3
 quick 11 2
 long  11 4 --sequence-parallel
 night 11 4
-quick 12 2
+long  12 2
 long  12 4
 long  12 4 --tensor-parallel 4
 night 12 3
@@ -119,7 +119,6 @@ def test_its_documented_command_learns(run, reference, stem):
         check_files(result, stem)
 
 
-@pytest.mark.quick("15-1")
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("stem", "first", "then", "step", "options"),

@@ -19,6 +19,8 @@ TORCHS |= {"reduce-scatter": "_reduce_scatter_base_"}
 ADDED_UP = {("forward", "all-reduce", "tensor"): 4, ("backward", "all-reduce", "tensor"): 4}
 
 
+@pytest.mark.quick("2-expected1")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tensor_size", "expected"),
     [(1, GATHERED_AND_REDUCED), (2, GATHERED_AND_REDUCED | ADDED_UP), (4, ADDED_UP)],

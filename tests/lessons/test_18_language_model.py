@@ -86,6 +86,8 @@ BUGS = {
 }
 
 
+@pytest.mark.quick("a rank skips alone")
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS)
 def test_these_bugs_change_the_curve(kept, forked, tmp_path, bug):
     words = (*DOUBLE, "--skip-above", 1.02)

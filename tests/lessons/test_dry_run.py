@@ -148,6 +148,8 @@ MESHES_OF_16384 = [
 ]
 
 
+@pytest.mark.quick("mesh0-options0-False")
+@pytest.mark.long
 @pytest.mark.parametrize(("mesh", "options", "is_last"), MESHES_OF_16384)
 def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh, options, is_last):
     """At a byte a second and without latency, a formula's seconds are bytes."""
@@ -188,7 +190,6 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
         assert sent == pytest.approx(planner.all_reduce_seconds(size, mesh.get(name, 1), 1, 0, "ring"))
 
 
-@pytest.mark.quick("4-9")
 @pytest.mark.long
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (4, 9)])
 def test_the_first_stage_holds_what_the_planner_says_and_the_last_one_micro_batch(stages, microbatches):

@@ -17,6 +17,8 @@ from tools.testbed import pretending
 TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchrun", "two agents")]
 
 
+@pytest.mark.quick("04", "09", "13")
+@pytest.mark.long
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
 def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_others(forks, tmp_path, lesson):
     """And takes it before it makes the group: or all processes of a machine would take GPU 0."""

@@ -312,8 +312,8 @@ FEW_ON_GPUS = {
 
 
 @needs_gpus
-@pytest.mark.quick("1-unequal", "2-muon")
-@pytest.mark.long("2-lora", "2-streaming")
+@pytest.mark.quick("1-unequal")
+@pytest.mark.long("2-lora", "2-muon", "2-streaming")
 @pytest.mark.night
 @pytest.mark.parametrize("name", FEW_ON_GPUS)
 @pytest.mark.parametrize("gpus", [1, 2])
