@@ -164,7 +164,9 @@ REFUSED = """
 """.strip().splitlines()
 
 
-@pytest.mark.parametrize("row", REFUSED)
+@pytest.mark.quick(*REFUSED[:3])
+@pytest.mark.long
+@pytest.mark.parametrize("row", REFUSED, ids=str)
 def test_what_cannot_work_is_refused_in_one_line(fork, row):
     typed, _, message = row.partition(": ")
     processes, *options = typed.split()
