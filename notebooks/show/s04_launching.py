@@ -1,51 +1,31 @@
-"""Who starts whom: the processes of a command as the operating system sees them, and drawings of them."""
+"""Notebook 04: names for the processes of a command, its lines, and drawings of who starts whom."""
 
-import json
 import re
-import time
 from unittest import mock
 
 import matplotlib.pyplot as plt
 import torch
 
 from show.pictures import DARK, GREY, INK, PINK, RANKS, arrow, box, canvas, picture, tile
+from show.rank_inks import INK_OF_RANK
 
 TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+WAITS = {"facecolor": "none", "edgecolor": INK, "hatch": "....", "lw": 0.8}  # in all pictures of notebook 04
 
 
-def family(running):
-    """The living processes of a command, the first one first: a name, and what its environment says."""
-    found = []
-    for process in running.tree():
-        words = process.cmdline()
-        environment = process.environ()
-        if "RANK" in environment:
-            name = f"rank {environment['RANK']}"
-        elif "torch.distributed.run" in words:  # the module that torchrun starts
-            name = "torchrun"
-        elif "resource_tracker" in " ".join(words):
-            name = "tracker"
-        elif "spawn_main" in " ".join(words):
-            name = "a child"
-        else:
-            name = "the parent"
-        says = [f"{key}={environment[key]}" for key in TOLD if key in environment]
-        found.append((name, says or ["no RANK"]))
-    return found
-
-
-def list_processes(running, folder, count):
-    """Wait until `count` processes have written their environment into the folder, list all processes of the
-    command, and let them end. Returns the names of the processes and the environments, by rank."""
-    while len(list(folder.glob("*.json"))) < count and running.code is None:
-        time.sleep(0.05)
-    names = [name for name, _ in family(running)]
-    (folder / "go").touch()
-    running.follow()
-    environments = []
-    for rank in range(count):
-        environments.append(json.loads((folder / f"{rank}.json").read_text()))
-    return sorted(names), environments
+def name_of(process):
+    """What a process of a command is, as its environment and its command line show."""
+    words = process.cmdline()
+    rank = process.environ().get("RANK")
+    if rank is not None:
+        return f"rank {rank}"
+    if "torch.distributed.run" in words:  # the module that torchrun starts
+        return "torchrun"
+    if "resource_tracker" in " ".join(words):
+        return "tracker"
+    if "spawn_main" in " ".join(words):
+        return "a child"
+    return "the parent"
 
 
 def all_lines(running):
@@ -71,39 +51,47 @@ def save_as_on_gpu_0(state, path):
 
 
 def draw_store(moments):
-    """Which keys the store has when, and which rank waits: what each rank has noted, in seconds."""
-    _, axes = plt.subplots(figsize=(4.8, 3.1))
-    end = max(moment["has all"] for moment in moments)
-    rows = []
+    """Two ranks and their keys in the store, with what each rank has noted: when it set its own key and when
+    it had both keys, in seconds."""
+    figure, axes = plt.subplots(figsize=(4.8, 3.8))
+    names = ["rank 0", "key of\nrank 0", "key of\nrank 1", "rank 1"]
+    end = 1.5 * max(moment["has all"] for moment in moments)
     said = []
     for rank, moment in enumerate(moments):
-        sets = moment["sets"]
-        waits = moment["has all"] - sets
-        rows += [f"rank {rank}", f"key of rank {rank}"]
-        busy = {"facecolor": "none", "edgecolor": GREY, "ls": ":"}
-        axes.barh(2 * rank, sets, height=0.6, **busy)
-        axes.barh(2 * rank, waits, left=sets, height=0.6, color=tile(RANKS[rank], 0.55))
-        axes.barh(2 * rank + 1, 1.25 * end - sets, left=sets, height=0.6, color=tile(GREY, 0.55))
-        axes.plot((sets, sets), (2 * rank, 2 * rank + 1), color=INK, lw=1.4)
-        words = "in the store"
-        if sets > end / 2:
-            axes.text(sets / 2, 2 * rank, "busy", ha="center", va="center", size=10)
-            words = "there"
-        if waits > end / 2:
-            middle = sets + waits / 2
-            axes.text(middle, 2 * rank, "waits", ha="center", va="center", size=10, color=DARK)
-        middle = (sets + 1.25 * end) / 2
-        axes.text(middle, 2 * rank + 1, words, ha="center", va="center", size=10, color=DARK)
+        row = 3 * rank
+        key = 1 + rank
+        sets, waits = moment["sets"], moment["has all"] - moment["sets"]
+        axes.barh(row, sets, height=0.55, color=tile(RANKS[rank], 0.55))
+        axes.barh(row, waits, left=sets, height=0.55, **WAITS)
+        axes.barh(key, end - sets, left=sets, height=0.55, color=tile(GREY, 0.4))
+        middle = (sets + end) / 2
+        axes.text(middle, key, "in the store", ha="center", va="center", size=10, color=DARK)
+        if sets > end / 3:
+            axes.text(sets / 2, row, "busy", ha="center", va="center", size=10, color=DARK)
+        towards = 0.3 if key > row else -0.3
+        draw_call(axes, sets, row + towards, key - towards, RANKS[rank])
         said.append(f"rank {rank} sets its key after {sets:.1f} s and waits {waits:.1f} s")
-    axes.axvline(max(moment["sets"] for moment in moments), color=INK, lw=1.4, ls=":")
-    axes.set_yticks(range(len(rows)), rows)
+    last = moments[1]["sets"]
+    axes.text(0.06, 0.5, "set", va="center", size=9.5, color=INK_OF_RANK[0])
+    axes.text(last + 0.06, 2.5, "set", va="center", size=9.5, color=INK_OF_RANK[1])
+    draw_call(axes, last, 1.7, 0.3, INK)
+    axes.text(last + 0.06, 0.5, "get returns", va="center", size=9.5)
+    axes.set_yticks(range(4), names)
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
-    axes.set(xlabel="seconds", xlim=(-0.02 * end, 1.27 * end))
+    axes.set(xlabel="seconds", xlim=(-0.05, end))
+    mark = plt.Rectangle((0, 0), 1, 1, **WAITS)
+    figure.legend([mark], ["waits in store.get"], loc="outside upper center", handlelength=1.5)
     picture(
         f"When each rank sets its key in torchrun's store, and how long it waits: {'; '.join(said)}. "
         "A rank waits until the last key is there."
     )
+
+
+def draw_call(axes, moment, begin, end, colour):
+    """An arrow down or up, from a rank to the store or back."""
+    looks = {"arrowstyle": "-|>", "color": colour, "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", (moment, end), (moment, begin), arrowprops=looks)
 
 
 def draw_launcher():
@@ -132,18 +120,27 @@ def draw_launcher():
 
 
 def draw_families(families):
-    """For each title a family: the parent above, its children below."""
+    """For each title a family: the parent above, its children below. Of each process, its name and its
+    environment."""
     axes = canvas(4.7, 5.6, across=10, down=7 * len(families))
     alt = []
-    for number, (title, (parent, *children)) in enumerate(families.items()):
+    for number, (title, processes) in enumerate(families.items()):
         bottom = 7 * (len(families) - 1 - number)
         axes.text(0.1, bottom + 6.1, title, weight="bold", size=10)
-        box(axes, 3.3, bottom + 4, 3.4, 1.7, parent[0], "\n".join(parent[1]), PINK)
-        width = 10 / len(children)
-        for place, (name, says) in enumerate(children):
+        width = 10 / (len(processes) - 1)
+        below = []
+        for place, (name, environment) in enumerate(processes):
+            told = [f"{key}={environment[key]}" for key in TOLD if key in environment]
+            words = "\n".join(told) or "no RANK"
+            said = f"{name} ({words})".replace("\n", ", ")
+            if place == 0:
+                box(axes, 3.3, bottom + 4, 3.4, 1.7, name, words, PINK)
+                parent = said
+                continue
             colour = RANKS[int(name[-1])] if name.startswith("rank") else GREY
-            box(axes, place * width + 0.1, bottom + 0.2, width - 0.2, 2.7, name, "\n".join(says), colour)
-            arrow(axes, (5, bottom + 3.95), ((place + 0.5) * width, bottom + 2.95))
-        below = [f"{name} ({', '.join(says)})" for name, says in children]
-        alt.append(f"{title}: {parent[0]} ({', '.join(parent[1])}), and below it {'; '.join(below)}.")
+            left = (place - 1) * width
+            box(axes, left + 0.1, bottom + 0.2, width - 0.2, 2.7, name, words, colour)
+            arrow(axes, (5, bottom + 3.95), (left + width / 2, bottom + 2.95))
+            below.append(said)
+        alt.append(f"{title}: {parent}, and below it {'; '.join(below)}.")
     picture(f"Two trees of processes. {' '.join(alt)}")
