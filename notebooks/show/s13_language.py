@@ -29,8 +29,9 @@ def draw_parts():
         ("norm", NORM, ""),
         ("head", COLUMNS, "all-reduces"),
     ]
-    axes = canvas(4.4, 5.8, across=17, down=21.6)
-    axes.text(0.2, 21, "a text: 176 characters", va="center", size=10)
+    axes = canvas(4.4, 7, across=17, down=26.4)
+    draw_small_mesh(axes, 5.4, 22.4)
+    axes.text(0.2, 20.9, "a text: 176 characters", va="center", size=10)
     for number, (name, parts, collective) in enumerate(layers):
         bottom = 18.4 - 2.2 * number
         axes.text(6.6, bottom + 0.8, name, ha="right", va="center", size=10)
@@ -42,11 +43,24 @@ def draw_parts():
     axes.text(0.5, 10.4, "2 blocks", va="center", weight="bold", size=10)
     axes.text(0.2, -0.1, "a score for each of 61 characters, at each position", va="center", size=10)
     picture(
-        "A GPT from top to bottom: embedding, two blocks, norm, head. Each of the four ranks holds a quarter "
-        "of every matrix. Ranks 0 and 2 have the left half of query, key, value, up and head, and the upper "
-        "half of project and down. Each norm is on ranks 0 and 1 in one half, on ranks 2 and 3 in the other. "
-        "Embedding, project, down and head are followed by collectives over tensor."
+        "Above, the mesh: ranks 0 and 1 are a row, ranks 0 and 2 a column. Below, a GPT from top to bottom: "
+        "embedding, two blocks, norm, head. Each of the four ranks holds a quarter of every matrix. Ranks 0 "
+        "and 2 have the left half of query, key, value, up and head, and the upper half of project and down. "
+        "Each norm is on ranks 0 and 1 in one half, on ranks 2 and 3 in the other. Embedding, project, down "
+        "and head are followed by collectives over tensor."
     )
+
+
+def draw_small_mesh(axes, x, y):
+    """The four ranks, and what a row and a column of them is."""
+    for rank in range(4):
+        left = x + 2.4 * (rank % 2)
+        bottom = y + 1.9 - 1.9 * (rank // 2)
+        draw_part(axes, left, bottom, 2.2, 1.7, tile(RANKS[rank], 0.6), rank)
+    arrow(axes, (x + 5.6, y + 2.75), (x + 4.8, y + 2.75), colour=RED)
+    axes.text(x + 5.8, y + 2.75, "row: tensor", va="center", size=9.5, color=RED_INK)
+    arrow(axes, (x - 0.9, y + 1.8), (x - 0.1, y + 1.8), colour=SKY)
+    axes.text(x - 1.1, y + 1.8, "column: data", va="center", ha="right", size=9.5)
 
 
 def draw_matrix(axes, x, y, parts):
@@ -95,11 +109,11 @@ def draw_resumed(snapshot):
             draw_part(axes, x, y, width, height, tile(RANKS[rank], 0.6), f"file\nof {rank}")
         arrow(axes, (8.4, bottom + 2.6), (10.1, bottom + 2.6))
         if name == "query":  # outputs are split over tensor
-            draw_part(axes, 10.3, bottom, 2.7, 5.2, tile(RANKS[0], 0.6), "rank 0")
-            draw_part(axes, 13, bottom, 2.7, 5.2, tile(RANKS[1], 0.6), "rank 1")
+            draw_part(axes, 10.3, bottom, 2.7, 5.2, tile(RANKS[0], 0.6), "rank 0:\nfiles of\n0 and 2")
+            draw_part(axes, 13, bottom, 2.7, 5.2, tile(RANKS[1], 0.6), "rank 1:\nfiles of\n1 and 3")
         else:  # inputs are split over tensor
-            draw_part(axes, 10.3, bottom + 2.6, 5.4, 2.6, tile(RANKS[0], 0.6), "rank 0")
-            draw_part(axes, 10.3, bottom, 5.4, 2.6, tile(RANKS[1], 0.6), "rank 1")
+            draw_part(axes, 10.3, bottom + 2.6, 5.4, 2.6, tile(RANKS[0], 0.6), "rank 0:\nfiles of 0 and 2")
+            draw_part(axes, 10.3, bottom, 5.4, 2.6, tile(RANKS[1], 0.6), "rank 1:\nfiles of 1 and 3")
         writers = ", ".join(str(rank) for rank, place, _ in sorted(chunks, key=lambda chunk: chunk[1]))
         said.append(f"{name}, in files of ranks {writers}")
     picture(
@@ -110,25 +124,25 @@ def draw_resumed(snapshot):
 
 def draw_sent(sent):
     """The mesh, with lines as thick as what a rank sends in a step, and bars for each kind of collective."""
-    figure = plt.figure(figsize=(5, 5.6))
+    figure = plt.figure(figsize=(5, 6))
     upper, lower = figure.subplots(2, 1, height_ratios=(3, 2))
     totals = {"data": 0, "tensor": 0}
     for (_, _, dimension), size in sent.items():
         totals[dimension] += size / 1e3
     draw_mesh(upper, totals)
-    kinds = ["all-gather", "reduce-scatter", "all-reduce"]
-    for shift, (dimension, colour) in enumerate(DIMENSIONS.items()):
-        for number, wanted in enumerate(kinds):
-            width = 0
-            for (_, kind, over), size in sent.items():
-                if kind == wanted and over == dimension:
-                    width += size / 1e3
-            lower.barh(number + 0.4 * shift, width, 0.36, color=colour)
-            if width:
-                lower.text(width + 50, number + 0.4 * shift, f"{width:,.0f}", va="center", size=10)
-    lower.set_yticks([0.2, 1.2, 2.2], kinds)
+    sizes = {}  # forward and backward together
+    for (_, kind, dimension), size in sent.items():
+        name = f"{kind}\nover {dimension}"
+        sizes[dimension, name] = sizes.get((dimension, name), 0) + size / 1e3
+    names = []
+    for number, ((dimension, name), size) in enumerate(sorted(sizes.items())):
+        lower.barh(number, size, 0.66, color=DIMENSIONS[dimension])
+        lower.text(size + 50, number, f"{size:,.0f}", va="center", size=10)
+        names.append(name)
+    lower.set_yticks(range(len(names)), names)
+    lower.tick_params(axis="y", length=0)
     lower.invert_yaxis()
-    lower.set(xlabel="kB that rank 0 sends in a step", xlim=(0, 1.25 * lower.get_xlim()[1]))
+    lower.set(xlabel="kB that rank 0 sends in a step", xlim=(0, 1.25 * max(sizes.values())))
     picture(
         f"The 2 x 2 mesh. In a step rank 0 sends {totals['data']:,.0f} kB over data, to its column, in "
         f"all-gathers and reduce-scatters, and {totals['tensor']:,.0f} kB over tensor, to its row, most of "
@@ -173,7 +187,7 @@ def draw_loss_parallel(halves, right):
         first += len(half)
     loss = math.log(sum(sums)) + top - sum(of_right)
 
-    axes = canvas(5, 4.5, across=16, down=14.4)
+    axes = canvas(5, 4.6, across=16, down=14.6)
     for rank, left in enumerate(LEFT_OF_RANK):
         axes.text(left + 2.5, 13.6, f"rank {rank}", ha="center", color=INK_OF_RANK[rank], weight="bold")
         for number, score in enumerate(halves[rank].tolist()):
@@ -182,9 +196,9 @@ def draw_loss_parallel(halves, right):
             draw_part(axes, left + 1.7 * number, 10.6, 1.6, 2.4, tile(RANKS[rank], 0.6), words)
     axes.text(0, 11.8, "scores", va="center", size=10)
     draw_reduced(axes, 7.9, "largest", largest, f"max: {top:.1f}")
-    draw_reduced(axes, 5.5, "sum of\nexp(score\n- max)", sums, f"sum: {sum(sums):.2f}")
+    draw_reduced(axes, 5.5, "sum of\nexp(score - max)", sums, f"sum: {sum(sums):.2f}")
     draw_reduced(axes, 3.1, f"score of\n“{CHARACTERS[right]}”", of_right, f"sum: {sum(of_right):.1f}")
-    axes.text(0, 1, "loss", va="center", size=10)
+    axes.text(0, 1, "loss: log(sum)\n+ max - score", va="center", size=10)
     for rank, left in enumerate(LEFT_OF_RANK):
         draw_part(axes, left + 1.3, 0.3, 2.4, 1.4, tile(RANKS[rank], 0.6), f"{loss:.2f}")
     picture(
@@ -213,9 +227,10 @@ def draw_losses(trained_on, held_back, characters):
     axes.plot(range(1, steps + 1), trained_on, color=SKY)
     axes.plot(range(10, steps + 1, 10), held_back, color=RED, ls="-", marker="o", ms=3.5)
     axes.axhline(math.log(characters), color=GREY, ls="--")
-    axes.text(steps, math.log(characters) + 0.1, f"guessing: log {characters}", ha="right", size=10)
-    axes.text(steps, held_back[-1] + 0.18, "limericks held back", ha="right", size=10, color=RED_INK)
-    axes.text(steps, trained_on[-1] + 0.75, "limericks that it trains on", ha="right", size=10)
+    words = f"random guessing: log {characters} = {math.log(characters):.1f}"
+    axes.text(steps, math.log(characters) + 0.1, words, ha="right", size=10)
+    axes.text(steps, held_back[-1] + 0.18, "held-back limericks", ha="right", size=10, color=RED_INK)
+    axes.text(steps, trained_on[-1] + 0.75, "training limericks", ha="right", size=10, color=INK_OF_RANK[0])
     axes.annotate(
         f"lowest: {lowest:.2f}",
         (at, lowest),
@@ -224,7 +239,7 @@ def draw_losses(trained_on, held_back, characters):
         color=RED_INK,
         arrowprops={"arrowstyle": "-", "color": GREY},
     )
-    axes.set(xlabel="step", ylabel="loss of a character", ylim=(0, 5))
+    axes.set(xlabel="step", ylabel="mean loss of a character", ylim=(0, 5))
     picture(
         f"The loss of {steps} steps. On limericks that the model trains on it falls to {trained_on[-1]:.2f}. "
         f"On limericks held back it falls to {lowest:.2f} after {at} steps, then rises to "
@@ -234,14 +249,15 @@ def draw_losses(trained_on, held_back, characters):
 
 def draw_temperatures(likely, beginning):
     """The likeliest next characters at each temperature: for each a list of a character and its chance."""
-    figure, grid = plt.subplots(1, len(likely), figsize=(5, 2.8), sharey=True)
+    figure, grid = plt.subplots(1, len(likely), figsize=(5, 3), sharey=True)
     said = []
+    highest = 100 * max(chances[0][1] for chances in likely.values())
     for axes, (temperature, chances) in zip(grid, likely.items(), strict=True):
         for number, (_, chance) in enumerate(chances):
             axes.barh(number, 100 * chance, color=SKY)
-            axes.text(100 * chance + 3, number, f"{chance:.0%}", va="center", size=9.5)
-        axes.set(xlim=(0, 135), xticks=[], yticks=[])
-        axes.set_title(f"at {temperature}", size=10, weight="normal")
+            axes.text(100 * chance + 1.5, number, f"{chance:.0%}", va="center", size=9.5)
+        axes.set(xlim=(0, 1.6 * highest), xticks=[], yticks=[])
+        axes.set_title(f"temperature\n{temperature}", size=10, weight="normal")
         axes.spines["bottom"].set_visible(False)
         character, chance = chances[0]
         said.append(f"at {temperature}, {character!r} has {chance:.0%}")
@@ -249,14 +265,14 @@ def draw_temperatures(likely, beginning):
     grid[0].set_yticks(range(len(characters)), [f"“{character}”" for character in characters])
     grid[0].tick_params(length=0)
     grid[0].invert_yaxis()
-    figure.suptitle(f"after “{beginning}”, by temperature", size=10, weight="bold")
+    figure.supylabel("next character", size=10)
     picture(
         f"The chances of the characters that are likeliest after {beginning!r}, a panel for each "
         f"temperature: {'; '.join(said)}. The higher the temperature, the more even the chances are."
     )
 
 
-def draw_written(texts_by_name, beginning, length=34):
+def draw_written(texts_by_name, beginning, length=28):
     """The texts of four ranks, character by character. In a row of the mesh, a tile has the colour of its
     rank from the first character on in which the two ranks of this row differ."""
     axes = canvas(5, 4.6, across=length + 8.5, down=20.5)
@@ -288,8 +304,62 @@ def first_difference(one, other):
     return max(len(one), len(other))
 
 
+SHOWN = {"\n": "↵", " ": "·"}
+
+
 def draw_character(axes, x, y, character, colour, is_different):
     fill = tile(colour, 0.6) if is_different else tile(GREY, 0.2)
     axes.add_patch(plt.Rectangle((x, y - 0.75), 1, 1.5, facecolor=fill, lw=0))
-    shown = "↵" if character == "\n" else character
+    shown = SHOWN.get(character, character)
     axes.text(x + 0.5, y, shown, ha="center", va="center", color=DARK, size=9.5, family="monospace")
+
+
+def draw_parting(texts):
+    """What two ranks of a row compute before and after they draw different characters."""
+    first = first_difference(*texts)
+    ends = []
+    drawn = []
+    for text in texts:
+        ends.append(shown_end(text[:first]))
+        drawn.append(SHOWN.get(text[first], text[first]))
+    parted = [ends[0] + drawn[0], ends[1] + drawn[1]]
+    axes = canvas(5, 4.9, across=16, down=15.8)
+    for rank, left in enumerate(LEFT_OF_PAIR):
+        looks = {"ha": "center", "weight": "bold", "size": 10, "color": INK_OF_RANK[rank]}
+        axes.text(left + 2.1, 15, f"rank {rank}", **looks)
+    rows = (
+        (13.2, "end of its text", ends, ""),
+        (11.2, "partial result", [f"from {ends[0]}", f"from {ends[1]}"], "all-reduce"),
+        (9.2, "scores", ["the same", "the same"], ""),
+        (7.2, "it draws", [f"“{character}”" for character in drawn], ""),
+        (4.2, "end of its text", parted, ""),
+        (2.2, "partial result", [f"from {parted[0]}", f"from {parted[1]}"], "all-reduce"),
+        (0.2, "scores", ["of neither text", "of neither text"], ""),
+    )
+    for bottom, name, words, collective in rows:
+        axes.text(0, bottom + 0.75, name, va="center", size=10)
+        for rank, left in enumerate(LEFT_OF_PAIR):
+            is_own = words[0] != words[1]
+            fill = tile(RANKS[rank], 0.6) if is_own else tile(GREY, 0.2)
+            draw_part(axes, left, bottom, 4.2, 1.5, fill, words[rank])
+        if collective:
+            arrow(axes, (8.7, bottom + 0.5), (11.5, bottom + 0.5), colour=RED, both=True)
+            axes.text(10.1, bottom + 0.9, collective, ha="center", size=9, color=RED_INK)
+    axes.text(0, 6.2, "then, with different texts:", va="center", size=10, weight="bold")
+    picture(
+        f"Ranks 0 and 1 have texts that end in {ends[0]}. The all-reduce adds up their partial results, so "
+        f"both get the same scores. With different seeds they draw {drawn[0]!r} and {drawn[1]!r}. In the "
+        f"next step, the all-reduce adds up a result from {parted[0]} and one from {parted[1]}: the scores "
+        "are those of neither text."
+    )
+
+
+LEFT_OF_PAIR = (4.4, 11.6)  # in the picture of two texts that part
+
+
+def shown_end(text):
+    """The last characters of a text, with marks for spaces and ends of lines."""
+    shown = ""
+    for character in text[-5:]:
+        shown += SHOWN.get(character, character)
+    return shown

@@ -2,6 +2,7 @@
 trained what, and one trial in two searches."""
 
 import math
+import statistics
 
 import matplotlib.pyplot as plt
 
@@ -78,8 +79,9 @@ def area_of(batch_size):
 
 
 def draw_saved(pruned, whole):
-    """A row for each trial, a cell for each epoch with the accuracy after it. What pruning saved has dots."""
-    axes = plt.figure(figsize=(4.6, 4.6)).add_subplot()
+    """A row for each trial, a cell for each epoch with the accuracy after it. What pruning saved has dots. On
+    the right is the median with which the search compares the first epoch."""
+    axes = plt.figure(figsize=(5, 4.8)).add_subplot()
     names = []
     stopped = []
     saved = 0
@@ -87,24 +89,39 @@ def draw_saved(pruned, whole):
         for epoch, accuracy in untouched.intermediate_values.items():
             is_trained = epoch in trial.intermediate_values
             draw_cell(axes, epoch, -row, accuracy, is_trained)
+        median = median_before(pruned, trial.number)
+        words = "-" if median is None else f"{median:.0%}"
+        axes.text(5, -row, words, ha="center", va="center", size=9, weight="bold")
         lr, batch = trial.params["lr"], trial.params["batch_size"]
         names.append(f"trial {trial.number}: lr {lr:.3f}, batch {batch}")
         if len(trial.intermediate_values) < 4:
             stopped.append(untouched)
             saved += 4 - len(trial.intermediate_values)
-    axes.set(xlim=(0.5, 4.5), ylim=(-len(whole) + 0.5, 0.5), xlabel="% right after epoch (validation)")
+    axes.set(xlim=(0.5, 5.5), ylim=(-len(whole) + 0.5, 0.5), xlabel="% right after epoch (validation)")
     axes.set_yticks([-row for row in range(len(names))], names)
-    axes.set_xticks([1, 2, 3, 4])
+    axes.set_xticks([1, 2, 3, 4, 5], ["1", "2", "3", "4", "median\nafter 1"])
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_title("Filled: trained.  Dotted: saved", x=0)
     best = max(whole, key=lambda trial: trial.value)
     missed = max((trial.value for trial in stopped), default=0)
     picture(
-        f"{len(whole)} trials in rows, four epochs in columns, each cell with the validation accuracy. "
+        f"{len(whole)} trials in rows, four epochs in columns, each cell with the validation accuracy. On "
+        "the right is the median of the first epoch with which a trial was compared. "
         f"Pruning stopped {len(stopped)} trials and saved {saved} epochs. Without pruning, the best of the "
         f"stopped trials ends with {missed:.0%}; the winner, trial {best.number}, ends with {best.value:.0%}."
     )
+
+
+def median_before(trials, number):
+    """The median accuracy after epoch 1 of the earlier trials that are complete. It needs at least four."""
+    accuracies = []
+    for trial in trials[:number]:
+        if shared_search.outcome(trial) == "complete":
+            accuracies.append(trial.intermediate_values[1])
+    if len(accuracies) < 4:
+        return None
+    return statistics.median(accuracies)
 
 
 def draw_cell(axes, x, y, accuracy, is_trained):
@@ -217,3 +234,28 @@ def draw_two_schedules(number, curves):
         f"Trial {number} in two searches. The learning rate falls to 0 along half a cosine, over two epochs "
         f"or over four: {'; '.join(said)}."
     )
+
+
+def draw_rates(rates_by_sampler):
+    """The learning rates of six trials for each sampler, in a row. Two workers take turns."""
+    axes = plt.figure(figsize=(5, 2.9)).add_subplot()
+    said = []
+    for row, (sampler, rates) in enumerate(rates_by_sampler.items()):
+        axes.text(0.0028, 0.36 - row, sampler, size=10, weight="bold")
+        for trial, rate in enumerate(rates):
+            if trial % 2 == 0:
+                axes.plot(rate, -row, "o", color=SKY, ms=15)
+            else:
+                axes.plot(rate, -row, "x", color=RED, ms=8, mew=2.2)
+        said.append(f"with {sampler} they try {len(set(rates))} different rates")
+    handles = [
+        axes.plot([], [], "o", color=SKY, ms=11)[0],
+        axes.plot([], [], "x", color=RED, ms=8, mew=2.2)[0],
+    ]
+    words = ["a trial of worker 0", "a trial of worker 1"]
+    axes.figure.legend(handles, words, loc="outside upper left", ncols=2)
+    axes.set(xscale="log", xlabel="learning rate", xlim=(0.0025, 0.33), ylim=(-1.4, 0.7), yticks=[])
+    axes.set_xticks([0.003, 0.01, 0.03, 0.1, 0.3], ["0.003", "0.01", "0.03", "0.1", "0.3"])
+    axes.minorticks_off()
+    axes.spines["left"].set_visible(False)
+    picture(f"The learning rates of two workers with three trials each: {'; '.join(said)}.")

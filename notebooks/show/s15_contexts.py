@@ -2,15 +2,15 @@
 
 import matplotlib.pyplot as plt
 
-from parts.ring_attention import ORDERS, chunks_of
-from show.pictures import DARK, GREY, HATCHES, INK, RANKS, RED, SKY, arrow, canvas, picture, tile
+from parts.ring_attention import ORDERS, chunks_of, positions_of
+from show.pictures import DARK, GREY, HATCHES, INK, RANKS, RED, SKY, arrow, box, canvas, picture, tile
 from show.rank_inks import INK_OF_RANK, RED_INK
 
 
 def draw_blocks(processes=4):
     """Which chunks of queries meet which chunks of keys. The colour is the rank that has the queries."""
     chunks = 2 * processes
-    _, panels = plt.subplots(2, 1, figsize=(3.6, 6.6))
+    _, panels = plt.subplots(2, 1, figsize=(3.8, 6.6))
     for axes, order in zip(panels, ORDERS, strict=True):
         owners = owners_of_chunks(processes, order)
         for query in range(chunks):
@@ -23,6 +23,7 @@ def draw_blocks(processes=4):
             axes.text(-0.25, bottom + 0.47, f"rank {owners[query]}", ha="right", va="center", size=10)
         axes.set(xlim=(-2.2, chunks), ylim=(-0.1, chunks), xticks=[], yticks=[], aspect="equal", title=order)
         axes.set_xlabel("keys: the rank that holds them")
+        axes.set_ylabel("queries: the rank that holds them")
         axes.spines[["left", "bottom"]].set_visible(False)
     picture(
         f"Causal attention with {chunks} chunks, a triangle of {chunks * (chunks + 1) // 2} blocks. "
@@ -69,6 +70,82 @@ def draw_ring(processes=4):
         f"The ring on {processes} ranks. In step 1, each rank computes with its own keys and values. After "
         "each step, it sends the keys and values that it has to the next rank, and the last rank sends to "
         f"rank 0. In {processes} steps, each rank computes with the keys of all ranks, one after the other."
+    )
+
+
+def draw_backward_ring(processes=4):
+    """As draw_ring, with the gradients: small squares show which ranks have added their contribution."""
+    axes = canvas(5, 4.6, across=2.7 + 3.9 * (processes + 1), down=3.4 * processes + 2.6)
+    top = 3.4 * processes
+    for step in range(processes + 1):
+        left = 2.8 + 3.9 * step
+        name = f"step {step + 1}" if step < processes else "after"
+        axes.text(left + 1.4, top + 1.5, name, ha="center", weight="bold", size=10)
+        for rank in range(processes):
+            bottom = top - 3.4 * (rank + 1) + 0.9
+            owner = (rank - step) % processes
+            draw_part_of_ring(axes, left, bottom, owner)
+            added = min(step + 1, processes)  # the owner adds first, then the ranks behind it
+            draw_added(axes, left, bottom, owner, added, processes)
+            if step == processes:
+                continue
+            if rank < processes - 1:
+                arrow(axes, (left + 2.8, bottom + 0.4), (left + 3.9, bottom - 1.3), colour=RANKS[owner])
+            else:
+                arrow(axes, (left + 2.8, bottom + 0.4), (left + 3.4, bottom - 0.9), colour=RANKS[owner])
+                arrow(axes, (left + 3.2, top + 1.2), (left + 3.9, top - 0.2), colour=RANKS[owner])
+    for rank in range(processes):
+        middle = top - 3.4 * (rank + 1) + 2.1
+        axes.text(0, middle, f"rank {rank}", va="center", color=INK_OF_RANK[rank], weight="bold", size=10)
+    picture(
+        f"The backward ring on {processes} ranks. Keys and values travel as in the forward pass, and their "
+        "gradients travel with them. In step 1, each rank adds its own contribution to the gradients of its "
+        f"own keys and values; in each further step, the next rank adds its contribution. After step "
+        f"{processes}, the gradients have the contributions of all ranks and return to their owner."
+    )
+
+
+def draw_part_of_ring(axes, left, bottom, owner):
+    fill = tile(RANKS[owner], 0.55)
+    axes.add_patch(plt.Rectangle((left, bottom + 0.9), 2.8, 1.4, facecolor=fill, edgecolor=GREY))
+    axes.text(left + 1.4, bottom + 1.6, f"of {owner}", ha="center", va="center", color=DARK, size=9)
+
+
+def draw_added(axes, left, bottom, owner, added, processes):
+    """A small square for each rank whose contribution is in the gradients, and empty ones for the others."""
+    width = 2.8 / processes
+    for place in range(processes):
+        corner = left + width * place, bottom
+        if place >= added:
+            axes.add_patch(plt.Rectangle(corner, width, 0.9, fill=False, edgecolor=GREY, lw=0.6, ls=":"))
+            continue
+        rank = (owner + place) % processes
+        fill = tile(RANKS[rank], 0.55)
+        axes.add_patch(plt.Rectangle(corner, width, 0.9, facecolor=fill, edgecolor=GREY, lw=0.6))
+        middle = corner[0] + width / 2, bottom + 0.42
+        axes.text(*middle, str(rank), ha="center", va="center", color=DARK, size=9)
+
+
+def draw_mesh():
+    """A mesh with the dimensions data and context: which text, positions and weights each rank has."""
+    axes = canvas(5, 3.6, across=16, down=11.6)
+    for rank, (left, bottom) in enumerate(((0.1, 7), (9.5, 7), (0.1, 0.4), (9.5, 0.4))):
+        text = "first" if rank < 2 else "second"
+        chunks = "chunks 0 and 3" if rank % 2 == 0 else "chunks 1 and 2"
+        words = f"{text} text: {chunks}\nshard {rank % 2} of the weights"
+        box(axes, left, bottom, 6.4, 4.2, f"rank {rank}", words, RANKS[rank], size=9.5)
+    for y in (9.1, 2.5):
+        arrow(axes, (6.6, y), (9.4, y), colour=RED, both=True)
+        axes.text(8, y + 0.4, "ring", ha="center", size=9.5, color=RED_INK)
+        axes.text(8, y - 1.9, "weights,\ngradients", ha="center", size=9.5, color=RED_INK)
+    for x in (3.3, 12.7):
+        arrow(axes, (x, 6.9), (x, 4.7), both=True)
+    axes.text(8, 5.8, "average of\nthe gradients", ha="center", va="center", size=9.5)
+    picture(
+        "Four ranks in a mesh. Ranks 0 and 1 share the first text, ranks 2 and 3 the second: in each pair, "
+        "the first rank has chunks 0 and 3, the second chunks 1 and 2. The two ranks of a pair have "
+        "different shards of the weights and exchange keys, values, weights and gradients. Ranks 0 and 2 "
+        "have the same shard, and so do 1 and 3: they average its gradients."
     )
 
 
@@ -183,6 +260,35 @@ def draw_part(axes, x, y, rank, stays):
     axes.text(x + 0.65, y + 0.8, rank, ha="center", va="center", color=DARK, size=9.5, zorder=3)
 
 
+def draw_costs(rows):
+    """What each way sends and keeps, in shards of a process. `rows` are those of the notebook's table."""
+    panels = plt.subplots(2, 1, figsize=(4.4, 4.6), sharex=True)[1]
+    said = []
+    for axes, n in zip(panels, (2, 4), strict=True):
+        names = []
+        for processes, way, _, sends, _, keeps in rows:
+            if processes != n:
+                continue
+            number = len(names)
+            names.append(way)
+            for shift, size, colour in ((-0.2, float(sends), RED), (0.2, keeps, SKY)):
+                looks = {"color": colour, "hatch": HATCHES.get(colour), "edgecolor": GREY, "lw": 0.6}
+                axes.barh(number + shift, size, 0.38, **looks)
+                axes.text(size + 0.3, number + shift, f"{size:.0f}", va="center", size=9.5)
+            said.append(f"on {n} processes, the {way} sends {float(sends):.0f} and keeps {keeps:.0f}")
+        axes.set_yticks(range(len(names)), names)
+        axes.tick_params(axis="y", length=0)
+        axes.invert_yaxis()
+        axes.set_title(f"{n} processes")
+    panels[1].set(xlabel="shards of a process", xlim=(0, 22))
+    handles = [
+        plt.Rectangle((0, 0), 1, 1, facecolor=RED, hatch=HATCHES[RED], edgecolor=GREY),
+        plt.Rectangle((0, 0), 1, 1, facecolor=SKY, edgecolor=GREY),
+    ]
+    panels[0].figure.legend(handles, ["sends", "keeps"], loc="outside upper right", ncols=2)
+    picture(f"What a process sends and keeps, in shards: {'; '.join(said)}.")
+
+
 def draw_work(measured):
     """For each order, how long each rank works, and how much less that is than the slowest rank's time."""
     _, panels = plt.subplots(2, 1, figsize=(4, 4.4), sharex=True)
@@ -245,3 +351,51 @@ def draw_memory(lengths, found):
         f"grows {growth['1']}, {growth['2']} and {growth['4']} times with the last doubling of the length. "
         f"With PyTorch's own kernel on one process it grows {growth['kernel']} times."
     )
+
+
+def draw_two_mistakes(text="abcdefghi"):
+    """The positions and the targets of two ranks in zigzag order, and what two mistakes make of them."""
+    rows = {"characters": [], "positions": [], "from 0 on": [], "targets": [], "shifted after\nsharding": []}
+    for rank in (0, 1):
+        own = positions_of(rank, 2, "zigzag", len(text) - 1).tolist()
+        characters = [text[position] for position in own]
+        rows["characters"].append(characters)
+        rows["positions"].append(own)
+        rows["from 0 on"].append(list(range(len(own))))
+        rows["targets"].append([text[position + 1] for position in own])
+        rows["shifted after\nsharding"].append([*characters[1:], characters[0]])
+    right = {"from 0 on": rows["positions"], "shifted after\nsharding": rows["targets"]}
+
+    axes = canvas(5, 3.9, across=16, down=12.4)
+    wrong = {}
+    for rank, left in enumerate(LEFT_OF_RANK):
+        words = f"rank {rank}: chunks {' and '.join(map(str, chunks_of(rank, 2, 'zigzag')))}"
+        looks = {"color": INK_OF_RANK[rank], "weight": "bold", "ha": "center", "size": 9.5}
+        axes.text(left + 2.55, 11.7, words, **looks)
+    for number, (name, lists) in enumerate(rows.items()):
+        bottom = 9.3 - 2.0 * number - (0.5 if number > 0 else 0) - (0.5 if number > 2 else 0)
+        axes.text(0, bottom + 0.75, name, va="center", size=10)
+        for rank, left in enumerate(LEFT_OF_RANK):
+            for place, value in enumerate(lists[rank]):
+                is_wrong = name in right and value != right[name][rank][place]
+                wrong[name] = wrong.get(name, 0) + is_wrong
+                draw_value(axes, left + 1.3 * place, bottom, value, rank, is_wrong)
+    picture(
+        f"The text {text!r} on two ranks. Told positions from 0 on, they have {wrong['from 0 on']} of "
+        f"{len(text) - 1} wrong. Shifted after sharding, {wrong[list(right)[1]]} of {len(text) - 1} targets "
+        "are wrong: the last of a chunk whose next chunk is on the other rank, or the last of the text."
+    )
+
+
+LEFT_OF_RANK = (4.6, 10.6)  # in the picture of two mistakes
+
+
+def draw_value(axes, x, y, value, rank, is_wrong):
+    """A tile in the colour of its rank, or a hatched one in dark orange if the value is wrong."""
+    looks = {"facecolor": tile(RANKS[rank], 0.55), "edgecolor": GREY, "lw": 0.8}
+    if is_wrong:
+        looks = {"facecolor": tile(RED, 0.75), "edgecolor": INK, "lw": 2.2, "zorder": 2}
+    axes.add_patch(plt.Rectangle((x, y), 1.2, 1.5, **looks))
+    weight = "bold" if is_wrong else "normal"
+    middle = x + 0.6, y + 0.75
+    axes.text(*middle, value, ha="center", va="center", color=DARK, size=10, weight=weight, zorder=3)

@@ -1,5 +1,7 @@
 """The pictures of notebook 16: which rank has which experts, what is sent, and which experts are busy."""
 
+import math
+
 import matplotlib.pyplot as plt
 import numpy
 
@@ -28,6 +30,68 @@ def draw_ways():
     picture(
         "Rank 0 has its own texts, a router and experts 0 and 1. Rank 1 has its own texts, a router and "
         "experts 2 and 3. Dark orange arrows go from each router to the experts of the other rank, and back."
+    )
+
+
+def draw_router(scores, weights):
+    """A token's way through the router: a score for each expert, a weight for each, and the chosen expert."""
+    axes = canvas(5, 3.6, across=16, down=11.6)
+    chosen = weights.argmax().item()
+    axes.text(0.8, 9.7, "token", ha="center", size=10)
+    axes.text(6.1, 9.7, "router", ha="center", size=10)
+    axes.text(9.1, 9.7, "score", ha="center", size=10)
+    axes.text(12.9, 9.7, "weight (softmax)", ha="center", size=10)
+    for number in range(8):
+        axes.add_patch(plt.Rectangle((0.5, 2.7 + 0.75 * number), 0.6, 0.7, facecolor=tile(GREY, 0.3), lw=0))
+    said = []
+    for expert, (score, weight) in enumerate(zip(scores.tolist(), weights.tolist(), strict=True)):
+        bottom = 7.6 - 1.8 * expert
+        looks = {"va": "center", "size": 10}
+        if expert == chosen:
+            looks["weight"] = "bold"
+        for number in range(8):
+            corner = 4.4 + 0.45 * number, bottom
+            axes.add_patch(plt.Rectangle(corner, 0.4, 1.3, facecolor=tile(EXPERTS[expert], 0.7), lw=0))
+        axes.text(1.7, bottom + 0.65, f"expert {expert}", **looks)
+        axes.text(9.1, bottom + 0.65, f"{score:.1f}", ha="center", **looks)
+        axes.add_patch(plt.Rectangle((10.4, bottom), 3.6 * weight, 1.3, color=EXPERTS[expert], lw=0))
+        axes.text(10.6 + 3.6 * weight, bottom + 0.65, f"{weight:.2f}", **looks)
+        said.append(f"expert {expert}: score {score:.1f}, weight {weight:.2f}")
+    words = f"The token goes to expert {chosen}. Its output is multiplied by {weights[chosen]:.2f}."
+    axes.text(8, 0.3, words, ha="center", size=10)
+    picture(
+        f"A token, the router with one row for each expert, and what comes out: {'; '.join(said)}. {words}"
+    )
+
+
+def draw_gradients():
+    """Which gradients two processes add up, and which they do not."""
+    axes = canvas(5, 4, across=16, down=12.8)
+    rows = (
+        (8.6, "attention, norms,\nembedding, head", ("the same weights", "the same weights"), True),
+        (5.2, "router", ("the same weights", "the same weights"), True),
+        (1.8, "experts", ("experts 0, 1", "experts 2, 3"), False),
+    )
+    for rank, left in enumerate((0, 11)):
+        looks = {"ha": "center", "weight": "bold", "size": 10, "color": INK_OF_RANK[rank]}
+        axes.text(left + 2.4, 12, f"rank {rank}", **looks)
+    for bottom, name, held, is_summed in rows:
+        axes.text(8, bottom + 2.5, name, ha="center", va="center", size=9.5, weight="bold", linespacing=1.1)
+        for rank, left in enumerate((0.1, 11.1)):
+            fill = tile(GREY, 0.25) if is_summed else tile(RANKS[rank], 0.45)
+            axes.add_patch(plt.Rectangle((left, bottom), 4.8, 1.8, facecolor=fill, edgecolor=GREY, lw=0.8))
+            middle = left + 2.4, bottom + 0.9
+            axes.text(*middle, held[rank], ha="center", va="center", size=9.5, color=DARK)
+        if is_summed:
+            arrow(axes, (5, bottom + 0.9), (11, bottom + 0.9), colour=RED, both=True)
+            axes.text(8, bottom - 0.1, "all-reduce (sum)", ha="center", size=9.5, color=RED_INK)
+        else:
+            axes.text(8, bottom + 0.9, "nothing to add", ha="center", va="center", size=9.5)
+    axes.text(8, 0.3, "an expert's gradient has the tokens of both ranks", ha="center", size=9.5)
+    picture(
+        "Two ranks. Attention, norms, embedding, head and router are the same on both, and an all-reduce "
+        "sums their gradients. Rank 0 has experts 0 and 1, rank 1 has experts 2 and 3. The gradients of an "
+        "expert already include the tokens of both ranks, so nothing is added."
     )
 
 
@@ -105,26 +169,36 @@ def draw_tokens(axes, left, bottom, tokens):
         axes.text(*middle, str(expert), ha="center", va="center", color=DARK, size=9)
 
 
-def draw_counts(counts, owners):
-    """A row for each sending rank, a column for each expert. The colour is the rank of the expert."""
-    axes = plt.figure(figsize=(4.2, 0.9 + 0.62 * len(counts))).add_subplot()
+def draw_counts(counts):
+    """A row for each sending rank, a column for each expert, and the sums for each receiving rank. Colours
+    are those of the receivers."""
+    axes = canvas(5, 2.7, across=16, down=8.6)
     most = max(map(max, counts))
     said = []
-    for row, line in enumerate(counts):
-        bottom = len(counts) - 1 - row
-        for expert, count in enumerate(line):
-            colour = tile(RANKS[owners[expert]], 0.12 + 0.5 * count / most)
-            axes.add_patch(plt.Rectangle((expert, bottom), 0.95, 0.92, color=colour, lw=0))
-            axes.text(expert + 0.48, bottom + 0.46, count, ha="center", va="center", color=DARK)
-        axes.text(-0.08, bottom + 0.46, f"from rank {row}", ha="right", va="center")
-        said.append(f"rank {row} {', '.join(map(str, line))}")
-    names = [f"expert {expert}\nrank {owner}" for expert, owner in enumerate(owners)]
-    axes.set_xticks([number + 0.48 for number in range(len(owners))], names)
-    axes.set(xlim=(0, len(owners)), ylim=(0, len(counts)), yticks=[])
-    axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    picture(f"How many tokens each rank has for each expert: {'; '.join(said)}.")
+    for receiver, left in enumerate((2.9, 9.8)):
+        words = f"to rank {receiver}"
+        looks = {"ha": "center", "size": 10, "weight": "bold", "color": INK_OF_RANK[receiver]}
+        axes.text(left + 3, 7.4, words, **looks)
+        for number in (0, 1):
+            words = f"expert {2 * receiver + number}"
+            axes.text(left + 0.95 + 2.05 * number, 6, words, ha="center", size=9)
+        axes.text(left + 5.1, 6, "sum", ha="center", size=9)
+    for sender, line in enumerate(counts):
+        bottom = 3 - 2.8 * sender
+        looks = {"va": "center", "size": 10, "color": INK_OF_RANK[sender]}
+        axes.text(0, bottom + 1.2, f"rank {sender}\nsends", **looks)
+        for receiver, left in enumerate((2.9, 9.8)):
+            parts = line[2 * receiver : 2 * receiver + 2]
+            for number, count in enumerate(parts):
+                fill = tile(RANKS[receiver], 0.12 + 0.5 * count / most)
+                corner = left + 2.05 * number, bottom
+                axes.add_patch(plt.Rectangle(corner, 1.9, 2.4, facecolor=fill, lw=0))
+                middle = corner[0] + 0.95, bottom + 1.2
+                axes.text(*middle, count, ha="center", va="center", color=DARK, size=10)
+            looks = {"ha": "center", "va": "center", "weight": "bold", "size": 10}
+            axes.text(left + 5.1, bottom + 1.2, sum(parts), **looks)
+            said.append(f"rank {sender} sends {' and '.join(map(str, parts))} to rank {receiver}")
+    picture(f"How many tokens each rank has for each expert, and for each rank: {'; '.join(said)}.")
 
 
 def draw_bytes(counted, whole):
@@ -200,4 +274,67 @@ def draw_jump(places, better, both):
         "One component of the layer's output while a token moves. If both experts are weighted, it changes "
         "smoothly. With the better expert only, it jumps where both experts have the same score, because the "
         "other expert is the better one from there on."
+    )
+
+
+def draw_capacity(chosen, experts, capacity):
+    """The tokens of a process in order, the places that each expert has, and the tokens that get none."""
+    places = math.ceil(capacity * len(chosen) / experts)
+    axes = canvas(5, 3.5, across=16, down=11.2)
+    axes.text(0, 10.4, "tokens, with their experts' numbers", size=10)
+    taken = {expert: [] for expert in range(experts)}
+    dropped = []
+    for token, expert in enumerate(chosen):
+        left = 1.9 * token
+        fits = len(taken[expert]) < places
+        fill = tile(EXPERTS[expert], 0.75)
+        axes.add_patch(plt.Rectangle((left, 8), 1.6, 1.7, facecolor=fill, edgecolor=GREY, lw=0.8))
+        axes.text(left + 0.8, 8.85, expert, ha="center", va="center", color=DARK, size=10)
+        axes.text(left + 0.8, 7.2, f"t{token}", ha="center", va="center", size=9)
+        if fits:
+            taken[expert].append(token)
+        else:
+            dropped.append(f"t{token}")
+            axes.plot((left, left + 1.6), (8, 9.7), color=RED, lw=2.2)
+            axes.text(left + 0.8, 6.2, "dropped", ha="center", va="center", size=9.5, color=RED_INK)
+    axes.text(0, 4.6, f"experts, with {places} places each", size=10)
+    for expert in range(experts):
+        left = 4 * expert
+        axes.text(left + 1.75, 0.9, f"expert {expert}", ha="center", va="center", size=9.5)
+        for place in range(places):
+            corner = left + 3.5 / places * place, 2
+            has_token = place < len(taken[expert])
+            fill = tile(EXPERTS[expert], 0.75) if has_token else "none"
+            looks = {"facecolor": fill, "edgecolor": GREY, "lw": 0.8, "ls": "-" if has_token else ":"}
+            axes.add_patch(plt.Rectangle(corner, 3.3 / places, 1.7, **looks))
+            if has_token:
+                middle = corner[0] + 1.65 / places, 2.85
+                words = f"t{taken[expert][place]}"
+                axes.text(*middle, words, ha="center", va="center", color=DARK, size=9.5)
+    picture(
+        f"{len(chosen)} tokens of a process choose experts {', '.join(map(str, chosen))}. With a capacity of "
+        f"{capacity}, each expert has {places} places, and the first tokens get them. These tokens are "
+        f"dropped: {', '.join(dropped)}."
+    )
+
+
+def draw_stored(gradients):
+    """Four ranks in a mesh of data and expert: the expert that each one stores, and its gradient."""
+    axes = canvas(5, 3.4, across=16, down=10.8)
+    places = ((0.1, 5.6), (8.7, 5.6), (0.1, 0.2), (8.7, 0.2))
+    of_rank = (0, 2, 1, 3)  # the expert that it stores
+    said = []
+    for rank, (left, bottom) in enumerate(places):
+        first = rank % 2
+        words = (
+            f"stores expert {of_rank[rank]}\ngradient ({first} + {first + 2}) / 4 = {gradients[rank][0]:g}"
+        )
+        box(axes, left, bottom, 7.2, 3.4, f"rank {rank}", words, RANKS[rank], size=9.5)
+        said.append(f"rank {rank} stores expert {of_rank[rank]}, gradient {gradients[rank][0]:g}")
+    for x, experts in ((3.7, "experts 0, 1"), (12.3, "experts 2, 3")):
+        axes.text(x, 9.7, experts, ha="center", size=10)
+        arrow(axes, (x - 2.2, 5.5), (x - 2.2, 3.7), colour=RED, both=True)
+        axes.text(x - 1.7, 4.6, "FSDP over data", va="center", size=9.5, color=RED_INK)
+    picture(
+        f"A mesh of 2 x 2. {'; '.join(said)}. Ranks 0 and 2 share experts 0 and 1, ranks 1 and 3 the others."
     )

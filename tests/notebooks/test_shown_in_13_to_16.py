@@ -1,14 +1,19 @@
-"""What the pictures of notebooks 13, 15 and 16 claim, against their outputs and against PyTorch."""
+"""What the pictures of notebooks 13 to 16 claim, against their outputs and against PyTorch."""
 
 import re
+from argparse import Namespace
+from importlib.util import find_spec
 
 import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from parts import experts
+from parts.ring_attention import positions_of
 from show import s13_language as language
 from show import s15_contexts as contexts
+from show import s16_routing as routing
 from tests.helpers.shown import alts, outputs, printed, table
 
 
@@ -16,7 +21,7 @@ from tests.helpers.shown import alts, outputs, printed, table
 def said(monkeypatch):
     """The alt texts of the pictures that a test draws."""
     texts = []
-    for module in (language, contexts):
+    for module in (language, contexts, routing):
         monkeypatch.setattr(module, "picture", texts.append)
     yield texts
     plt.close("all")
@@ -54,6 +59,60 @@ def test_15_the_shares_of_the_merge_are_the_printed_ones():
     assert f"a share of {first} and" in text and f"a share of {second}. Below" in text
 
 
+def test_13_two_ranks_part_where_their_printed_texts_do():
+    first, second = re.findall(r"^rank [01]: '(.+)'$", printed("13_gpt"), re.M)[:2]
+    at = next(number for number, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+    assert f"they draw {first[at]!r} and {second[at]!r}." in alt("13_gpt", "Ranks 0 and 1 have texts")
+
+
+def test_14_the_median_is_that_of_the_complete_trials_and_needs_four():
+    if find_spec("optuna") is None:
+        pytest.skip("needs optuna: make tools installs it")
+    from optuna.trial import TrialState
+
+    from show import s14_searching as searching
+
+    trials = []
+    for accuracy in (0.1, 0.2, 0.4, 0.8, 0.5):
+        trials.append(Namespace(intermediate_values={1: accuracy}, state=TrialState.COMPLETE))
+    trials.insert(1, Namespace(intermediate_values={1: 0.0}, state=TrialState.PRUNED))
+    assert searching.median_before(trials, 4) is None, "three trials are complete"
+    assert searching.median_before(trials, 5) == pytest.approx(0.3)
+
+
+def test_14_the_running_trials_of_dead_workers_are_marked_as_failed_and_wait_to_be_tried():
+    before, marked, after = re.search(
+        r"^((?:trial \d: [A-Z]+\n)+)(?s:.*?)\n((?:trial +\d+ \| lost: .*\n)+)((?:trial \d: [A-Z]+\n)+)",
+        printed("14_tuning"),
+        re.M,
+    ).groups()
+    running = re.findall(r"trial (\d): RUNNING", before)
+    assert running == re.findall(r"trial +(\d+) \| lost", marked) == re.findall(r"trial (\d): FAIL", after)
+    assert "RUNNING" not in after and 0 < after.count("WAITING") <= len(running)
+
+
+def test_15_the_costs_of_the_picture_are_those_of_the_table():
+    text = alt("15_context_parallel", "What a process sends and keeps")
+    for processes, way, _, sends, _, keeps in rows_of_three_ways():
+        words = f"on {processes} processes, the {way} sends {float(sends):.0f} and keeps {float(keeps):.0f}"
+        assert words in text
+
+
+@pytest.mark.parametrize("text", ["abcdefghi", "abcdefghijklm"])
+def test_15_the_picture_of_two_mistakes_counts_what_the_mistakes_make_wrong(said, text):
+    length = len(text) - 1
+    positions = torch.arange(length)
+    wrong_positions = 0
+    wrong_targets = 0
+    for rank in (0, 1):
+        own = positions_of(rank, 2, "zigzag", length)
+        wrong_positions += (own != positions[: len(own)]).sum().item()
+        wrong_targets += (positions[own].roll(-1) != own + 1).sum().item()
+    contexts.draw_two_mistakes(text)
+    assert f"they have {wrong_positions} of {length} wrong" in said[0]
+    assert f"sharding, {wrong_targets} of {length} targets are wrong" in said[0]
+
+
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_15_merged_bars_are_the_softmax_over_all_keys(monkeypatch, said, count):
     drawn = []
@@ -79,7 +138,7 @@ def test_15_the_parts_that_travel_are_those_of_the_formula(said):
     for processes in (2, 4):
         contexts.draw_all_to_all(processes)
         travels, parts = map(int, re.search(r"(\d+) of the (\d+) parts travel", said[-1]).groups())
-        assert sent[str(processes), "ulysses"] == pytest.approx(8 * travels / parts, abs=0.1)
+        assert sent[str(processes), "all-to-all"] == pytest.approx(8 * travels / parts, abs=0.1)
 
 
 def test_15_the_mask_hides_the_shards_that_the_ring_skips(said):
@@ -102,3 +161,22 @@ def test_16_the_layer_computes_what_the_loop_computes():
     for held, chosen, difference in table("16_experts", "").values():
         assert held == "2" and len(chosen.split()) == 6
         assert float(difference) < 1e-5
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_16_the_picture_of_a_full_expert_drops_the_tokens_that_the_layer_drops(monkeypatch, said, capacity):
+    monkeypatch.setattr(experts.dist, "get_rank", lambda: 0)
+    chosen = torch.tensor([1, 0, 1, 1, 2, 1, 3, 1])
+    layer = Namespace(capacity=capacity, count=4)
+    counts = chosen.bincount(minlength=4)[None]
+    kept, _ = experts.Experts.drop(layer, chosen.argsort(stable=True), counts)
+    routing.draw_capacity(chosen.tolist(), experts=4, capacity=capacity)
+    dropped = sorted(set(range(len(chosen))) - set(kept.tolist()))
+    assert said[0].endswith(f"dropped: {', '.join(f't{token}' for token in dropped)}.")
+
+
+def test_16_the_router_of_the_picture_sends_the_token_where_its_weight_is_highest():
+    text = alt("16_experts", "A token, the router")
+    weights = [float(weight) for weight in re.findall(r"weight (\d\.\d\d)", text)]
+    highest = max(weights)
+    assert f"goes to expert {weights.index(highest)}. Its output is multiplied by {highest:.2f}." in text

@@ -159,7 +159,7 @@ def test_15_the_ring_skips_the_keys_of_later_ranks(context):
 
 def test_15_what_three_ways_send_and_keep_is_what_the_formulas_say(context):
     rows = context.rows("processes")
-    ways = itertools.product("24", ("ring", "gather", "ulysses"))
+    ways = itertools.product("24", ("ring", "all-gather", "all-to-all"))
     for row, expected in zip(rows, ways, strict=True):
         *way, sent, by_formula, kept, kept_by_formula = row
         assert tuple(way) == expected
@@ -190,7 +190,7 @@ def test_15_each_mistake_has_losses_of_its_own(context):
 @pytest.mark.night
 @pytest.mark.parametrize("n", [2, 4])
 def test_15_three_ways_keep_the_same_on_every_rank(context, tmp_path, n):
-    keeps = {"ring": 4, "gather": 2 * n + 2, "ulysses": 4}
+    keeps = {"ring": 4, "all-gather": 2 * n + 2, "all-to-all": 4}
     unit = 4 * 2 * 4 * (1536 // n) * 64
     for rank in context.results(tmp_path, "three.py", n):
         for way, found in rank.items():

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from group import rank, world_size
 from sockets import count_bytes
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 import workload
@@ -54,6 +55,25 @@ def build(**changed):
     workload.set_seed(0)
     model = lesson.build_model(len(characters))
     lesson.add_experts(model, mesh, settings(**changed))
+    return model
+
+
+def save(model, path):
+    """Write the weights of all experts and of everything else. On one process, it holds all of them."""
+    weights = {}
+    for name, parameter in model.named_parameters():
+        weights[name] = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    torch.save(weights, path)
+
+
+def load(path):
+    """The model whose weights `save` has written."""
+    model = build()
+    weights = torch.load(path)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            own.copy_(weights[name])
     return model
 
 
@@ -106,5 +126,5 @@ def wait_for_bytes():
     return count_bytes()
 
 
-__all__ = ["balance_own", "build", "dist", "layers", "leaving", "lesson", "loss_of", "mean_of_all", "noted"]
-__all__ += ["rank", "test_set", "train", "train_set", "wait_for_bytes", "world_size"]
+__all__ = ["balance_own", "build", "dist", "layers", "leaving", "lesson", "load", "loss_of", "mean_of_all"]
+__all__ += ["noted", "rank", "save", "test_set", "train", "train_set", "wait_for_bytes", "world_size"]
