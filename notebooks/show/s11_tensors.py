@@ -3,107 +3,172 @@
 import matplotlib.pyplot as plt
 import numpy
 
-from show.pictures import BLUE, DARK, GREY, INK, RANKS, RED, arrow, box, canvas, picture, tile
-from show.rank_inks import RED_INK
+from show.pictures import BLUE, DARK, GREY, INK, RANKS, RED, SKY, YELLOW, arrow, canvas, picture, tile
+from show.rank_inks import INK_OF_RANK, RED_INK
+
+
+def draw_part(axes, corner, size, rank, part):
+    """A tensor, filled as far as this rank of two has it: in its colour, or grey if both have the same."""
+    left, bottom = corner
+    width, height = size
+    areas = {
+        "same": (left, bottom, width, height),
+        "term": (left, bottom, width, height),
+        "columns": (left + rank * width / 2, bottom, width / 2, height),
+        "rows": (left, bottom + (1 - rank) * height / 2, width, height / 2),
+    }
+    fill, hatch = tile(RANKS[rank], 0.7), None
+    if part == "same":
+        fill = tile(GREY, 0.5)
+    if part == "term":
+        fill, hatch = tile(RANKS[rank], 0.5), "/////"
+    x, y, across, up = areas[part]
+    axes.add_patch(plt.Rectangle((x, y), across, up, facecolor=fill, edgecolor=DARK, hatch=hatch, lw=0))
+    axes.add_patch(plt.Rectangle(corner, width, height, fill=False, edgecolor=GREY, lw=1))
 
 
 def draw_two_ways():
-    """Data parallelism above, tensor parallelism below."""
-    axes = canvas(5, 4, 16, 12)
-    for bottom, title, holds, travels in (
-        (6.7, "data parallel (lesson 04)", "all weights,\nhalf of the images", "gradients,\nonce a step"),
-        (0.3, "tensor parallel (this lesson)", "half of each matrix,\nall images", "sums, in\nevery block"),
-    ):
-        axes.text(0.1, bottom + 4.2, title, weight="bold", size=11)
-        for rank, left in enumerate((0.1, 10.1)):
-            box(axes, left, bottom, 5.8, 3.2, f"rank {rank}", holds, RANKS[rank])
-        arrow(axes, (6.1, bottom + 1.0), (9.9, bottom + 1.0), travels, both=True, size=9)
+    """Data parallelism above, tensor parallelism below: what two ranks have, and what travels."""
+    axes = canvas(5, 4.5, across=40, down=36)
+    ways = (
+        ("data parallel (lesson 04)", "columns", "same", "same", "gradients,\nonce a step"),
+        ("tensor parallel (this lesson)", "same", "columns", "rows", "sums,\nin every block"),
+    )
+    for number, (title, images, up, down, travels) in enumerate(ways):
+        bottom = 19.8 - 16.8 * number
+        axes.text(0.3, bottom + 14.6, title, weight="bold", size=11)
+        for rank, left in enumerate((0.3, 26.3)):
+            name = f"rank {rank}"
+            axes.text(left, bottom + 12, name, weight="bold", size=10, color=INK_OF_RANK[rank])
+            draw_part(axes, (left, bottom + 7.8), (8, 2), rank, images)
+            draw_part(axes, (left, bottom + 2.8), (8, 2), rank, up)
+            draw_part(axes, (left + 10.6, bottom + 1.8), (2, 8), rank, down)
+            axes.text(left + 4, bottom + 6.6, "the images", size=9, ha="center", va="center")
+            axes.text(left + 4, bottom + 1.6, "up", size=9, ha="center", va="center")
+            axes.text(left + 11.6, bottom + 0.6, "down", size=9, ha="center", va="center")
+        arrow(axes, (14.2, bottom + 5.4), (25.2, bottom + 5.4), travels, both=True, colour=RED, size=9)
+    axes.text(20, 0.3, "grey: the same on both   empty: not on this rank", ha="center", size=9)
     picture(
-        "Data parallel: each rank has all weights and half of the images, and gradients travel once a step. "
-        "Tensor parallel: each rank has half of each matrix and all images, and sums travel in every block."
+        "What two ranks have of the images and of the two matrices of a feed-forward layer, up and down. "
+        "Data parallel: each rank has half of the images and both whole matrices, and gradients travel once "
+        "a step. Tensor parallel: each rank has all images, half of the columns of up and half of the rows "
+        "of down, and sums travel in every block."
     )
 
 
-def draw_matrices():
-    """x @ up, GELU, @ down: which process has which numbers, with two processes."""
-    axes = canvas(5, 2.2, across=37, down=13)
-    first, second = RANKS[:2]
-
-    # A matrix is drawn as one part for each rank: its left or its upper half belongs to rank 0.
-    draw_numbers(axes, 0, 3, columns=4, rows=3, colour=GREY)
-    draw_numbers(axes, 7, 3, columns=3, rows=4, colour=first)
-    draw_numbers(axes, 10, 3, columns=3, rows=4, colour=second)
-    draw_numbers(axes, 16, 3, columns=3, rows=3, colour=first)
-    draw_numbers(axes, 19, 3, columns=3, rows=3, colour=second)
-    draw_numbers(axes, 25, 5, columns=4, rows=3, colour=first)
-    draw_numbers(axes, 25, 2, columns=4, rows=3, colour=second)
-    draw_numbers(axes, 32, 6.5, columns=4, rows=3, colour=first)
-    draw_numbers(axes, 32, 2, columns=4, rows=3, colour=second)
-
-    for middle, bottom, name in (
-        (2, 6.5, "input"),
-        (10, 7.5, "up,\nby columns"),
-        (19, 6.5, "after GELU"),
-        (27, 8.5, "down,\nby rows"),
-        (34, 10, "a sum"),
-    ):
-        axes.text(middle, bottom, name, ha="center", size=9)
-    for middle, sign in ((5.5, "@"), (14.5, "→"), (23.5, "@"), (30.5, "=")):
-        axes.text(middle, 5, sign, ha="center", va="center", size=12)
-    axes.text(34, 5.6, "+", ha="center", va="center", size=12)
-    axes.text(18.5, 0, "blue: rank 0   orange: rank 1   grey: both", ha="center", size=9)
+def draw_products():
+    """The products of two ranks, number by number: the forward pass above, the backward pass below."""
+    axes = canvas(5, 4.7, across=50, down=47)
+    draw_pass(axes, 26.8, "forward", ("x", "up", "hidden", "down", "terms", "output"))
+    names = ("gradient\nof output", "down.T", "hidden", "up.T", "terms", "gradient\nof x")
+    draw_pass(axes, 4.2, "backward", names)
+    axes.text(25, 1.9, "grey: the same on both   empty: not on this rank", ha="center", size=9)
+    axes.text(25, 0.2, "striped: a term of a sum", ha="center", size=9)
     picture(
-        "An input that both ranks have, times a matrix whose left columns belong to rank 0 and whose right "
-        "columns belong to rank 1, times a matrix whose upper rows belong to rank 0. The result is a sum of "
-        "two terms, one on each rank."
+        "The numbers of two matrices on two ranks. Forward: both ranks have x. Times its half of the columns "
+        "of up, it gives each rank half of the hidden numbers. These, times the rank's half of the rows of "
+        "down, give one term of every output, and an all-reduce adds up the two terms. Backward: both ranks "
+        "have the gradient of the output. Times the rank's half of down, it gives half of the hidden "
+        "gradients. These, times the rank's half of up, give one term of the gradient of x, and a second "
+        "all-reduce adds up the two terms."
     )
 
 
-def draw_numbers(axes, left, bottom, columns, rows, colour):
-    """A square for each number of a matrix."""
-    for row in range(rows):
-        for column in range(columns):
-            corner = left + column, bottom + row
-            axes.add_patch(plt.Rectangle(corner, 0.9, 0.9, color=colour, lw=0))
+def draw_pass(axes, bottom, title, names):
+    axes.text(0, bottom + 18.9, title, weight="bold", size=11)
+    for middle, name in zip((7.5, 14.5, 22.5, 29.5, 35.5, 47), names, strict=True):
+        axes.text(middle, bottom + 15.8, name, ha="center", va="bottom", size=9)
+    for rank in (0, 1):
+        middle = bottom + 11.8 - 7.6 * rank
+        axes.text(0, middle, f"rank {rank}", va="center", size=9, color=INK_OF_RANK[rank])
+        draw_numbers(axes, 5.5, middle, (3, 4), rank, "same")
+        draw_numbers(axes, 11.5, middle, (4, 6), rank, "columns")
+        draw_numbers(axes, 19.5, middle, (3, 6), rank, "columns")
+        draw_numbers(axes, 27.5, middle, (6, 4), rank, "rows")
+        draw_numbers(axes, 33.5, middle, (3, 4), rank, "term")
+        draw_numbers(axes, 45, middle, (3, 4), rank, "same")
+        for place, sign in ((10.5, "@"), (18.5, "="), (26.5, "@"), (32.5, "=")):
+            axes.text(place, middle, sign, ha="center", va="center", size=9)
+        arrow(axes, (37.5, middle), (39.4, middle), colour=RED)
+        arrow(axes, (43, middle), (45, middle), colour=RED)
+    axes.add_patch(plt.Rectangle((39.5, bottom + 0.6), 3.4, 14.8, fill=False, edgecolor=RED, lw=1.4))
+    axes.text(41.2, bottom + 8, "all-reduce", rotation=90, ha="center", va="center", size=9, color=RED_INK)
+
+
+def draw_numbers(axes, left, middle, shape, rank, part):
+    """A matrix as draw_part draws it, with a line between two numbers."""
+    rows, columns = shape
+    bottom = middle - rows / 2
+    draw_part(axes, (left, bottom), (columns, rows), rank, part)
+    for row in range(1, rows):
+        axes.plot((left, left + columns), (bottom + row, bottom + row), color=GREY, lw=0.5)
+    for column in range(1, columns):
+        axes.plot((left + column, left + column), (bottom, bottom + rows), color=GREY, lw=0.5)
 
 
 def draw_held(held):
-    """The matrices of a block: each dot is a weight, in the colour of the rank that holds it."""
-    places = {
-        "attention.query": (1, slice(0, 1)),
-        "attention.key": (1, slice(1, 2)),
-        "attention.value": (1, slice(2, 3)),
-        "attention.project": (1, slice(3, 4)),
-        "feed_forward.up": (0, slice(0, 4)),
-        "feed_forward.down": (slice(0, 4), slice(4, 5)),
-    }
-    figure = plt.figure(figsize=(5, 4.8))
-    grid = figure.add_gridspec(4, 5, height_ratios=[1, 1.1, 1, 0.6])
-    for name, place in places.items():
-        panel = figure.add_subplot(grid[place])
-        placement = held[0][f"{name}.weight"]["placement"]
-        parts = []
-        for found, colour in zip(held, RANKS[:2], strict=True):
-            # nn.Linear stores the transpose. In x @ W, inputs go down and outputs go across.
-            own = numpy.abs(found[f"{name}.weight"]["numbers"]).T
-            parts.append(tinted(own, colour))
-        rows, columns = own.shape
-        if placement == "S(0)":
-            whole, cut = f"{rows} x {2 * columns}", "by columns"
-            panel.imshow(numpy.concatenate(parts, axis=1), aspect="equal")
-        else:
-            whole, cut = f"{2 * rows} x {columns}", "by rows"
-            panel.imshow(numpy.concatenate(parts, axis=0), aspect="equal")
-        panel.set_title(name.split(".")[1], size=10)
-        panel.set(xticks=[], yticks=[])
-        panel.set_xlabel(f"{whole},\n{cut}:\n{rows} x {columns} each", size=9)
-    note = figure.add_subplot(grid[2:, :4])
-    note.axis("off")
-    note.text(0, 0.2, "blue: held by rank 0\norange: held by rank 1\ndarker: a larger weight", size=10)
+    """The weights of a block to scale: each dot is a number, in the colour of the rank that holds it."""
+    axes = canvas(5, 4.1, across=40, down=33)
+    draw_weights(axes, held, "feed_forward.up", (1, 24))
+    draw_weights(axes, held, "attention.query", (0.2, 11.6))
+    draw_weights(axes, held, "attention.key", (8, 11.6))
+    draw_weights(axes, held, "attention.value", (15.8, 11.6))
+    draw_weights(axes, held, "attention.project", (23.6, 11.6))
+    draw_weights(axes, held, "feed_forward.down", (33, 6))
+
+    axes.text(0.2, 4.6, "norm", weight="bold", size=10)
+    for rank in (0, 1):
+        ones = numpy.abs([held[rank]["attention_norm.weight"]["numbers"]])
+        draw_dots(axes, ones, (0.2, 3.2 - 1.1 * rank), rank)
+    axes.text(7, 3, "thin strips: biases, and the weights of a norm\ntwo strips: a copy on each rank", size=9)
+    axes.text(0.2, 0.2, "blue: rank 0   orange: rank 1   darker: a larger number", size=9)
     picture(
-        "The six matrices of a block, with a dot for each weight. Query, key, value and up are split into a "
-        "left half on rank 0 and a right half on rank 1, project and down into an upper and a lower half."
+        "The weights of a block, with a dot for each number. Query, key, value and up are in a left half on "
+        "rank 0 and a right half on rank 1, and so are their biases. Project and down are in an upper and a "
+        "lower half. Each rank has a copy of the biases of project and down, and of the norm's weights."
     )
+
+
+def draw_weights(axes, held, name, corner):
+    """A matrix, its bias below it, and its sizes. `corner` is the lower left corner of the matrix."""
+    left, bottom = corner
+    # nn.Linear stores the transpose. In x @ W, inputs go down and outputs go across.
+    own = [numpy.abs(found[f"{name}.weight"]["numbers"]).T for found in held]
+    biases = [numpy.abs([found[f"{name}.bias"]["numbers"]]) for found in held]
+    rows, columns = own[0].shape
+    if held[0][f"{name}.weight"]["placement"] == "S(0)":
+        whole = rows, 2 * columns
+        draw_dots(axes, own[0], (left, bottom), 0)
+        draw_dots(axes, own[1], (left + DOT * columns, bottom), 1)
+        draw_dots(axes, biases[0], (left, bottom - 1.1), 0)
+        draw_dots(axes, biases[1], (left + DOT * columns, bottom - 1.1), 1)
+        below = bottom - 1.6
+    else:
+        whole = 2 * rows, columns
+        draw_dots(axes, own[0], (left, bottom + DOT * rows), 0)
+        draw_dots(axes, own[1], (left, bottom), 1)
+        draw_dots(axes, biases[0], (left, bottom - 1.1), 0)
+        draw_dots(axes, biases[1], (left, bottom - 2.2), 1)
+        below = bottom - 2.7
+    title = name.split(".")[1]
+    middle = left + DOT * whole[1] / 2
+    top = bottom + DOT * whole[0]
+    axes.text(middle, top + 0.5, title, ha="center", weight="bold", size=10)
+    words = f"{size_of(whole)},\n{size_of((rows, columns))} each"
+    axes.text(middle, below, words, ha="center", va="top", size=9)
+
+
+DOT = 0.1875  # the side of a dot
+
+
+def draw_dots(axes, numbers, corner, rank):
+    rows, columns = numbers.shape
+    left, bottom = corner
+    height = DOT * rows
+    if rows == 1:
+        height = 0.8  # a strip, because a single row of dots would be too thin to see
+    place = (left, left + DOT * columns, bottom, bottom + height)
+    axes.imshow(tinted(numbers, RANKS[rank]), extent=place, aspect="auto", interpolation="nearest")
 
 
 def tinted(numbers, colour):
@@ -114,114 +179,167 @@ def tinted(numbers, colour):
     return strength * plt.matplotlib.colors.to_rgb(colour) + white
 
 
-# A block from its input to its output: a layer, its name, and what comes between it and the next layer.
-# "collectives" are those of the layers on both sides, which run there in both directions.
-BLOCK = [
-    ("attention_norm", "norm", "collectives"),
-    ("attention.query", "query,\nkey, value", "attention"),
-    ("attention.project", "project", "collectives"),
-    ("feed_forward_norm", "norm", "collectives"),
-    ("feed_forward.up", "up", "GELU"),
-    ("feed_forward.down", "down", "collectives"),
-]
-HEIGHT = 1.4  # of a layer
+# The layers of a block: the name in the picture, the shapes of the weights, how they are sharded, and what
+# comes after the layer. Query, key and value share a row.
+LAYERS = {
+    "attention_norm": ("norm", [(2, 32)], "same", None),
+    "attention.query": ("query,\nkey, value", [(32, 32), (32, 32), (32, 32)], "columns", "attention"),
+    "attention.project": ("project", [(32, 32)], "rows", None),
+    "feed_forward_norm": ("norm", [(2, 32)], "same", None),
+    "feed_forward.up": ("up", [(32, 128)], "columns", "GELU"),
+    "feed_forward.down": ("down", [(128, 32)], "rows", None),
+}
+HEADS = ("heads 0 and 1", "heads 2 and 3")  # of each rank
+TURNED = {"rows": "columns", "columns": "rows", "same": "same"}  # what sharded rows are in the transpose
+POSITIONS, HIDDEN = 28, 32
+COLUMNS = (9.2, 25)  # where the column of each rank begins
+UNIT = 0.046  # of a number: all tensors have the same scale
 
 
-def draw_block(find):
-    """Which collective runs where in a block: forward downwards, backward upwards."""
-    axes = canvas(5, 6.2, 16, 19)
-    for left, way, title in ((0, "tensor", "tensor parallel"), (8, "sequence", "sequence parallel")):
-        counts = find(way)["counts"]
-        axes.text(left + 0.1, 18.3, title, weight="bold", size=11)
-        middle = left + 1.55
-        top = 17.8
-        for number, (layer, name, between) in enumerate(BLOCK):
-            bottom = top - HEIGHT
-            draw_layer(axes, left + 0.1, bottom, name, way)
-            top = bottom - 0.9
-            if between == "collectives":
-                top = bottom - 1.6
-            axes.plot([middle, middle], [bottom, top], color=GREY, lw=1)
-            halfway = (bottom + top) / 2
-            if between == "collectives":
-                layers = [layer]
-                if number + 1 < len(BLOCK):
-                    layers.append(BLOCK[number + 1][0])
-                words = "\n".join(collectives_between(counts, layers))
-                axes.text(middle + 0.4, halfway, words, size=9, color=RED_INK, va="center", linespacing=1.3)
-            else:
-                axes.text(middle + 0.4, halfway, between, size=9, va="center")
-    words = "↓ forward   ↑ backward\nblue: rank 0   orange: rank 1   grey: both ranks, all of it"
-    axes.text(8, 0.7, words, ha="center", va="center", size=9, linespacing=1.5)
+def draw_block(row, direction, first="attention_norm"):
+    """A block on two ranks, step by step: what goes into each layer, its weights, and each collective.
+
+    `row` is what was measured for one way of working. A picture of the forward pass can begin later, at the
+    layer `first`.
+    """
+    steps = steps_of(row["diary"], direction, first)
+    down = 7.6 + sum(step["height"] for step in steps)
+    axes = canvas(5, down / 8, across=40, down=down)
+    heads = ("input", "weights")
+    if direction == "backward":
+        heads = ("gradient", "weights.T")
+    for rank in (0, 1):
+        left = COLUMNS[rank]
+        name = f"rank {rank}"
+        axes.text(left + 7, down - 1, name, weight="bold", ha="center", size=10, color=INK_OF_RANK[rank])
+        for place, words in zip((3.2, 10.8), heads, strict=True):
+            axes.text(left + place, down - 3, words, ha="center", va="center", size=9)
+
+    top = down - 4.2
+    said = []
+    for step in steps:
+        middle = top - step["height"] / 2
+        top -= step["height"]
+        said.append(step["title"].replace("\n", " "))
+        if step["kind"] == "between":
+            draw_between(axes, middle, step["title"])
+            continue
+        said[-1] += f" {size_of(step['shape'])}"
+        if step["kind"] == "layer":
+            draw_layer(axes, middle, step)
+        else:
+            draw_collective(axes, middle, step)
+    axes.text(20, 1.9, "grey: the same on both   empty: not on this rank", ha="center", size=9)
+    axes.text(20, 0.2, "striped: a term of a sum", ha="center", size=9)
     picture(
-        "A block's layers, in halves for rank 0 and rank 1: left and right for query, key, value and up, "
-        "upper and lower for project and down. All collectives run between a norm and the matrices: above "
-        "query, below project, above up and below down. Tensor parallel: an all-reduce runs forward below "
-        "project and below down, and backward above query and above up. Sequence parallel: at each of the "
-        "four places, a reduce-scatter runs in one direction and an all-gather in the other, and the norms "
-        "are in halves too."
+        f"The {direction} pass of a block on two ranks, {row['way']} parallel, in the order of its steps, "
+        f"with the size of what each rank puts in: {', '.join(said)}. Rank 0 has the left half of query, "
+        "key, value and up and the upper half of project and down, and rank 1 has the other halves."
     )
 
 
-def collectives_between(counts, layers):
-    """Those of a column-wise matrix's input and of a row-wise matrix's output: a line for each."""
-    lines = []
-    for layer in layers:
-        for kind in names_of(forward_at(counts, layer)):
-            lines.append(f"↓ {kind}")
-        for kind in names_of(backward_at(counts, layer)):
-            lines.append(f"↑ {kind}")
-    return lines
+def steps_of(diary, direction, first):
+    """The layers and collectives of the block in their order; nothing before it, and nothing after it."""
+    entries = [entry for entry in diary if entry["direction"] == direction]
+    names = [entry["name"] for entry in entries]
+    begin, end = sorted([names.index(first), names.index("feed_forward.down")])
+    if direction == "forward":
+        end += 1  # the collective that follows `down`
+
+    steps = []
+    for entry in entries[begin : end + 1]:
+        name, shape = entry["name"], entry["shape"]
+        if entry["is_collective"]:
+            title = name.removesuffix("_tensor").removesuffix("_into").replace("_", "-")
+            if name == "reduce_scatter_tensor":  # PyTorch has put the shards one after the other
+                shape = [shape[0] // 2, 2 * shape[1], shape[2]]
+            steps.append({"kind": "collective", "title": title, "shape": shape, "height": 4.2})
+        elif name in LAYERS:
+            title, weights, sharded, then = LAYERS[name]
+            if direction == "backward" and title != "norm":
+                weights = [(outputs, inputs) for inputs, outputs in weights]
+                sharded = TURNED[sharded]
+            height = 4.2
+            if weights[0][0] > HIDDEN:
+                height = 8.2  # a matrix of 128 rows
+            layer = {"kind": "layer", "title": title, "shape": shape, "height": height}
+            steps.append(layer | {"weights": weights, "sharded": sharded})
+            if then:
+                between = {"kind": "between", "title": then, "height": 1.8}
+                place = len(steps)
+                if direction == "backward":
+                    place -= 1
+                steps.insert(place, between)
+    return steps
 
 
-def draw_layer(axes, left, bottom, name, way):
-    """A layer in the colours of the ranks: in two halves, as it is sharded, or grey where nothing is."""
-    width, height = 2.9, HEIGHT
-    first, second = tile(RANKS[0], 0.5), tile(RANKS[1], 0.5)
-    if name == "norm" and way == "tensor":
-        halves = [((left, bottom), width, height, tile(GREY, 0.35))]
-    elif name in ("query,\nkey, value", "up"):  # by columns
-        halves = [
-            ((left, bottom), width / 2, height, first),
-            ((left + width / 2, bottom), width / 2, height, second),
-        ]
-    else:  # by rows; for the norms, the positions
-        halves = [
-            ((left, bottom + height / 2), width, height / 2, first),
-            ((left, bottom), width, height / 2, second),
-        ]
-    for corner, across, down, colour in halves:
-        axes.add_patch(plt.Rectangle(corner, across, down, color=colour, lw=0))
-    axes.add_patch(plt.Rectangle((left, bottom), width, height, fill=False, edgecolor=GREY))
-    middle = left + width / 2, bottom + height / 2
-    axes.text(*middle, name, ha="center", va="center", weight="bold", color=DARK, size=9)
+def draw_between(axes, middle, title):
+    axes.text(0.4, middle, title, va="center", size=9)
+    if title == "attention":
+        for left, words in zip(COLUMNS, HEADS, strict=True):
+            axes.text(left + 7, middle, words, ha="center", va="center", size=9)
 
 
-def forward_at(counts, layer):
-    """How often each kind of collective runs in a layer's forward pass."""
-    if layer == "attention_norm":
-        return {}  # what runs on its output is drawn at the query, which reads it
-    if layer != "attention.query":
-        return counts.get(f"blocks.0.{layer}", {}).get("forward", {})
-    # The collective on attention's input runs in `attention`, whose counts include those of `project`.
-    found = dict(counts["blocks.0.attention"]["forward"])
-    for kind, times in counts["blocks.0.attention.project"]["forward"].items():
-        found[kind] -= times
-    return found
+def draw_layer(axes, middle, step):
+    """On each rank: what goes into the layer, and the part of the weights that the rank has."""
+    axes.text(0.4, middle + 0.6, step["title"], va="center", weight="bold", size=9, linespacing=1.3)
+    rows, columns = step["weights"][0]
+    features = HIDDEN
+    if step["title"] != "norm":
+        features = rows  # in x @ W, a row of x is as long as a column of W
+    _, positions, own_features = step["shape"]
+    part = "same"
+    if own_features < features:
+        part = "columns"
+    if positions < POSITIONS:
+        part = "rows"
+    own = {"columns": (rows, columns // 2), "rows": (rows // 2, columns), "same": (rows, columns)}
+    own_size = size_of(own[step["sharded"]])
+    for rank in (0, 1):
+        left = COLUMNS[rank]
+        draw_tensor(axes, left + 3.2, middle, (POSITIONS, features), rank, part, size_of(step["shape"]))
+        if step["title"] != "norm":
+            axes.text(left + 7, middle + 0.6, "@", ha="center", va="center", size=9)
+        if len(step["weights"]) == 1:
+            draw_tensor(axes, left + 10.8, middle, step["weights"][0], rank, step["sharded"], own_size)
+        else:
+            for place in (8.8, 10.8, 12.8):  # query, key, value
+                draw_tensor(axes, left + place, middle, (rows, columns), rank, step["sharded"], "")
+            axes.text(left + 10.8, middle - 1.1, f"{own_size} each", ha="center", va="center", size=9)
 
 
-def backward_at(counts, layer):
-    if layer == "attention_norm":
-        return {}
-    return counts.get(f"blocks.0.{layer}", {}).get("backward", {})
+def draw_collective(axes, middle, step):
+    """On each rank: what it passes to the collective, and what it gets."""
+    frame = plt.Rectangle((0.1, middle - 1.9), 39.6, 3.8, fill=False, edgecolor=RED, lw=1.2)
+    axes.add_patch(frame)
+    words = step["title"].replace("reduce-s", "reduce-\ns")
+    axes.text(0.4, middle + 0.3, words, va="center", size=9, color=RED_INK, linespacing=1.3)
+    batch = step["shape"][0]
+    whole = POSITIONS, HIDDEN
+    some = size_of((batch, POSITIONS // 2, HIDDEN))
+    everything = size_of((batch, *whole))
+    passes, gets = {
+        "all-reduce": (("term", everything), ("same", everything)),
+        "reduce-scatter": (("term", everything), ("rows", some)),
+        "all-gather": (("rows", some), ("same", everything)),
+    }[step["title"]]
+    for rank in (0, 1):
+        left = COLUMNS[rank]
+        draw_tensor(axes, left + 3.2, middle, whole, rank, *passes)
+        draw_tensor(axes, left + 10.8, middle, whole, rank, *gets)
+        arrow(axes, (left + 5.6, middle + 0.6), (left + 8.4, middle + 0.6), colour=RED)
 
 
-def names_of(kinds):
-    names = []
-    for kind, times in kinds.items():
-        if times:
-            names.append(kind.removesuffix("_tensor").removesuffix("_into"))
-    return names
+def draw_tensor(axes, across, middle, shape, rank, part, label):
+    """A tensor around this place, with the size of the rank's part below it."""
+    height, width = max(0.5, UNIT * shape[0]), UNIT * shape[1]
+    bottom = middle + 0.6 - height / 2
+    draw_part(axes, (across - width / 2, bottom), (width, height), rank, part)
+    axes.text(across, bottom - 0.9, label, ha="center", va="center", size=9)
+
+
+def size_of(shape):
+    return " x ".join(map(str, shape))
 
 
 def draw_bytes(results):
@@ -232,6 +350,7 @@ def draw_bytes(results):
         axes.plot(line, 4 * 4 * 2 * batch * 28 * line, color=RED)
         equal = batch * 28 / 3  # the hidden size at which both ways send as much
         axes.plot(equal, 4 * 2 * 12 * equal**2, "x", color=INK, ms=11, mew=2.5, zorder=3)
+        axes.text(0.85 * equal, 4 * 2 * 12 * equal**2, "equal", ha="right", va="bottom")
         for row in results:
             if row["way"] == "tensor" and row["batch"] == batch:
                 axes.plot(row["hidden"], row["sent"], mark, color=RED)
@@ -242,7 +361,7 @@ def draw_bytes(results):
     axes.text(600, 1.5e6, "tensor parallel,\n8 images", ha="center", va="top", color=RED_INK)
     axes.text(50, 2.2e6, "tensor parallel,\n32 images", ha="center", va="bottom", color=RED_INK)
     axes.text(330, 4.5e7, "data parallel,\nany batch", ha="right", va="center")
-    axes.set(xscale="log", yscale="log", xlabel="hidden size", ylabel="bytes into collectives, a step")
+    axes.set(xscale="log", yscale="log", xlabel="hidden size", ylabel="bytes passed to collectives")
     sizes = (32, 64, 128, 256, 512, 1024)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
@@ -350,6 +469,41 @@ def draw_head(axes, left, bottom, columns, name, colour):
     for column in range(1, columns):
         place = left + column
         axes.plot([place, place], [bottom, bottom + 0.5], color=GREY, lw=0.6)
-    axes.add_patch(plt.Rectangle((left, bottom), columns, 2.6, fill=False, edgecolor=DARK, lw=1.2))
+    axes.add_patch(plt.Rectangle((left, bottom), columns, 2.6, fill=False, edgecolor=INK, lw=1.2))
     middle = left + columns / 2, bottom + 1.45
     axes.text(*middle, name, ha="center", va="center", color=DARK, size=9)
+
+
+def draw_key_heads():
+    """Two key heads on eight ranks: as ColwiseParallel shards them, and with four copies of each head."""
+    axes = canvas(5, 2.9, across=40, down=23)
+    colours = (tile(SKY, 0.8), tile(YELLOW, 0.8))
+
+    axes.text(0.2, 21.6, "2 heads: each rank has a quarter of a head", weight="bold", size=10)
+    for rank in range(8):
+        left = 0.2 + 5 * rank
+        head = rank // 4
+        draw_key_shard(axes, left, 18, 1, colours[head])
+        axes.text(left + 2.2, 15.8, f"rank {rank}", ha="center", va="center", size=9)
+
+    axes.text(0.2, 11.6, "4 copies of each: each rank has a whole head", weight="bold", size=10)
+    for rank in range(8):
+        left = 0.2 + 5 * rank
+        head = rank // 4
+        draw_key_shard(axes, left, 5, 4, colours[head])
+        axes.text(left + 2.2, 3.8, f"rank {rank}", ha="center", va="center", size=9)
+    for head, left in ((0, 6), (1, 22)):
+        axes.add_patch(plt.Rectangle((left, 0.2), 1.4, 1.4, facecolor=colours[head], edgecolor=GREY))
+        axes.text(left + 2, 0.9, f"key/value head {head}", va="center", size=9)
+    picture(
+        "Two key heads on eight ranks. Without copies, ranks 0 to 3 each have a quarter of head 0, and ranks "
+        "4 to 7 a quarter of head 1. With four copies of each head, ranks 0 to 3 each have the whole head 0 "
+        "and ranks 4 to 7 the whole head 1."
+    )
+
+
+def draw_key_shard(axes, left, bottom, quarters, colour):
+    """A quarter of a head's rows is a box."""
+    for quarter in range(quarters):
+        corner = left, bottom + 1.4 * quarter
+        axes.add_patch(plt.Rectangle(corner, 4.4, 1.4, facecolor=colour, edgecolor=GREY, lw=0.8))

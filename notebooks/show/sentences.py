@@ -229,9 +229,9 @@ SENTENCES = {
         "+     ColwiseParallel": "PyTorch has two ways to shard a matrix, and a function that applies them.",
         "ImageTransformer": "The model is a transformer with four heads, and each process gets some of the "
         "heads.",
-        "num_replicas=1": "As before, all processes use the same seed. A comment now says why they must.",
-        "- sampler = DistributedSampler": "All processes train on the same images: the sampler no longer "
-        "gives each process a share of a batch, but gives every process the whole batch.",
+        "num_replicas=1": "All processes start with the same weights, because they use the same seed, and "
+        "train on the same images: the sampler no longer gives each process a share of a batch, but gives "
+        "every process the whole batch.",
         "- # A DistributedSampler may": "All processes also evaluate the same images.",
         "- model = workload": "Each process builds the whole model, and `parallelize_module` shards it over "
         "a mesh of all processes.",

@@ -1,70 +1,143 @@
-"""Where the picture of notebook 11 draws the collectives of a block."""
+"""What the pictures of notebook 11 show of a block, and what its first cells print."""
+
+import re
 
 import matplotlib.pyplot as plt
 import pytest
 
 from show import s11_tensors as tensors
+from show.pictures import RANKS, tile
+from tests.helpers.shown import printed
 
 
-def counts_of(column_wise, row_wise):
-    """As the notebook's script counts them: what runs at a column-wise and at a row-wise matrix."""
-    attention = {"forward": {}, "backward": {}}
-    for direction in ("forward", "backward"):
-        attention[direction] = column_wise[direction] | row_wise[direction]
-    return {
-        "counts": {
-            "blocks.0.attention": attention,
-            "blocks.0.attention.query": {"backward": column_wise["backward"]},
-            "blocks.0.attention.project": row_wise,
-            "blocks.0.feed_forward.up": column_wise,
-            "blocks.0.feed_forward.down": row_wise,
-        }
-    }
+def layer(name, *shape):
+    return {"name": name, "shape": list(shape), "is_collective": False}
 
 
-WAYS = {
-    "tensor": counts_of(
-        column_wise={"forward": {}, "backward": {"all_reduce": 1}},
-        row_wise={"forward": {"all_reduce": 1}, "backward": {}},
-    ),
-    "sequence": counts_of(
-        column_wise={
-            "forward": {"all_gather_into_tensor": 1},
-            "backward": {"reduce_scatter_tensor": 1},
-        },
-        row_wise={
-            "forward": {"reduce_scatter_tensor": 1},
-            "backward": {"all_gather_into_tensor": 1},
-        },
-    ),
+def collective(name, *shape):
+    return {"name": name, "shape": list(shape), "is_collective": True}
+
+
+FORWARD = {
+    "tensor": [
+        layer("attention_norm", 8, 28, 32),
+        layer("attention.query", 8, 28, 32),
+        layer("attention.key", 8, 28, 32),
+        layer("attention.value", 8, 28, 32),
+        layer("attention.project", 8, 28, 16),
+        collective("all_reduce", 8, 28, 32),
+        layer("feed_forward_norm", 8, 28, 32),
+        layer("feed_forward.up", 8, 28, 32),
+        layer("feed_forward.down", 8, 28, 64),
+        collective("all_reduce", 8, 28, 32),
+        collective("of the next block", 8, 28, 32),
+    ],
+    "sequence": [
+        collective("before the block", 8, 28, 32),
+        layer("attention_norm", 8, 14, 32),
+        layer("feed_forward_norm", 8, 14, 32),
+        collective("all_gather_into_tensor", 8, 14, 32),
+        layer("feed_forward.up", 8, 28, 32),
+        layer("feed_forward.down", 8, 28, 64),
+        collective("reduce_scatter_tensor", 16, 14, 32),
+    ],
+}
+BACKWARD = {
+    "tensor": [
+        collective("of the next block", 8, 28, 32),
+        layer("feed_forward.down", 8, 28, 32),
+        layer("feed_forward.up", 8, 28, 64),
+        collective("all_reduce", 8, 28, 32),
+        layer("feed_forward_norm", 8, 28, 32),
+        layer("attention.project", 8, 28, 32),
+        layer("attention.value", 8, 28, 16),
+        layer("attention.key", 8, 28, 16),
+        layer("attention.query", 8, 28, 16),
+        collective("all_reduce", 8, 28, 32),
+        layer("attention_norm", 8, 28, 32),
+    ]
 }
 
 
-def texts_downwards(left):
-    """The texts of a column of the picture, without its title and the legend, from the top to the bottom."""
-    texts = []
-    for text in plt.gcf().axes[0].texts:
+@pytest.fixture
+def draw(monkeypatch):
+    """Draw the block of one way of working, and return the axes."""
+    monkeypatch.setattr(tensors, "picture", lambda alt: None)
+
+    def draw_block(way, direction, **options):
+        entries = {"forward": FORWARD, "backward": BACKWARD}[direction][way]
+        diary = [entry | {"direction": direction} for entry in entries]
+        tensors.draw_block({"way": way, "batch": 8, "diary": diary}, direction, **options)
+        return plt.gcf().axes[0]
+
+    yield draw_block
+    plt.close("all")
+
+
+def steps_downwards(axes):
+    """The names at the left, from the top to the bottom."""
+    names = []
+    for text in axes.texts:
         across, up = text.get_position()
-        if left <= across < left + 8 and 2 < up < 18:
-            texts.append((-up, text.get_text()))
-    return [text for _, text in sorted(texts)]
+        if across < 1:
+            names.append((-up, text.get_text().replace("\n", " ").replace("- ", "-")))
+    return [name for _, name in sorted(names)]
+
+
+def test_11_forward_the_all_reduces_follow_the_row_wise_matrices(draw):
+    half = ["norm", "query, key, value", "attention", "project", "all-reduce"]
+    other_half = ["norm", "up", "GELU", "down", "all-reduce"]
+    assert steps_downwards(draw("tensor", "forward")) == half + other_half
+
+
+def test_11_backward_the_all_reduces_follow_the_column_wise_matrices(draw):
+    half = ["down", "GELU", "up", "all-reduce", "norm"]
+    other_half = ["project", "attention", "query, key, value", "all-reduce", "norm"]
+    assert steps_downwards(draw("tensor", "backward")) == half + other_half
+
+
+def test_11_sequence_parallel_gathers_before_up_and_scatters_after_down(draw):
+    axes = draw("sequence", "forward", first="feed_forward_norm")
+    assert steps_downwards(axes) == ["norm", "all-gather", "up", "GELU", "down", "reduce-scatter"]
+    sizes = [text.get_text() for text in axes.texts]
+    assert "16 x 14 x 32" not in sizes, "the shards of two ranks one after the other"
 
 
 @pytest.mark.parametrize(
-    ("left", "at_columns", "at_rows"),
+    ("part", "rank", "area"),
     [
-        (0, {"↑ all_reduce"}, {"↓ all_reduce"}),
-        (8, {"↓ all_gather", "↑ reduce_scatter"}, {"↓ reduce_scatter", "↑ all_gather"}),
+        ("columns", 0, (0, 0, 2, 6)),
+        ("columns", 1, (2, 0, 2, 6)),
+        ("rows", 0, (0, 3, 4, 3)),
+        ("rows", 1, (0, 0, 4, 3)),
+        ("term", 1, (0, 0, 4, 6)),
     ],
 )
-def test_11_each_collective_stands_at_the_side_where_it_runs(monkeypatch, left, at_columns, at_rows):
-    """At a column-wise matrix, on the side of its input; at a row-wise one, on the side of its output."""
-    monkeypatch.setattr(tensors, "picture", lambda alt: None)
-    tensors.draw_block(WAYS.get)
-    norm, above_query, query, attention, project, below_project, *rest = texts_downwards(left)
-    second_norm, above_up, up, gelu, down, below_down = rest
+def test_11_rank_0_has_the_left_columns_or_the_upper_rows(part, rank, area):
+    axes = tensors.canvas()
+    tensors.draw_part(axes, (0, 0), (4, 6), rank, part)
+    held, frame = axes.patches
+    assert (*held.get_xy(), held.get_width(), held.get_height()) == area
+    assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (0, 0, 4, 6)
+    strength = 0.5 if part == "term" else 0.7
+    assert held.get_facecolor()[:3] == pytest.approx(tile(RANKS[rank], strength))
     plt.close("all")
-    assert [norm, query.split(",")[0], attention, project] == ["norm", "query", "attention", "project"]
-    assert [second_norm, up, gelu, down] == ["norm", "up", "GELU", "down"]
-    assert set(above_query.split("\n")) == set(above_up.split("\n")) == at_columns
-    assert set(below_project.split("\n")) == set(below_down.split("\n")) == at_rows
+
+
+def test_11_terms_add_up_and_one_process_has_the_losses_of_two():
+    text = printed("11_tensor_parallel")
+    of_terms = re.findall(r"^the sum of the terms differs .* by at most (\S+)$", text, re.M)
+    assert len(of_terms) == 2 and max(map(float, of_terms)) < 1e-5
+    assert float(re.search(r"largest relative difference of the losses: (\S+)", text)[1]) < 1e-5
+
+
+def test_11_placements_are_those_of_the_sentences():
+    text = printed("11_tensor_parallel")
+    found = dict(re.findall(r"^(attention\S*) +(S\(0\)|S\(1\)|R|no DTensor)$", text, re.M))
+    assert found == {
+        "attention.query.weight": "S(0)",
+        "attention.query.bias": "S(0)",
+        "attention.project.weight": "S(1)",
+        "attention.project.bias": "R",
+        "attention_norm.weight": "no DTensor",
+    }

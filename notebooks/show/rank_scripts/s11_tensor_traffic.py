@@ -1,7 +1,7 @@
 """One step of lesson 11's model in several ways: its collectives, their bytes, and what it keeps."""
 
 import importlib
-import warnings
+from collections import Counter
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,22 @@ import workload
 from parts.transformer import ImageTransformer
 
 lesson = importlib.import_module("11_tensor_parallel")
-warnings.filterwarnings("ignore", "Full backward hook")  # of CommDebugMode: the images have no gradient
 
 
-class Sent(TorchDispatchMode):
-    """Adds up the bytes that go into collectives."""
+class Diary(TorchDispatchMode):
+    """Notes the tensors of a step in their order, and by itself those that go into a collective."""
 
-    bytes = 0
+    def __init__(self):
+        super().__init__()
+        self.entries = []
+        self.direction = "forward"
+
+    def note(self, name, tensor, is_collective=False):
+        entry = {"direction": self.direction, "name": name, "is_collective": is_collective}
+        own = local(tensor)
+        entry["shape"] = list(own.shape)
+        entry["bytes"] = own.nbytes
+        self.entries.append(entry)
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         if DTensor in types:
@@ -33,8 +42,36 @@ class Sent(TorchDispatchMode):
             tensor = arguments[0]
             if isinstance(tensor, list):
                 tensor = tensor[0]
-            self.bytes += tensor.nbytes
+            self.note(name, tensor, is_collective=True)
         return operator(*arguments, **(options or {}))
+
+    def collectives(self, direction):
+        """In words: how many of each kind ran."""
+        counts = Counter()
+        for entry in self.entries:
+            if entry["is_collective"] and entry["direction"] == direction:
+                counts[entry["name"]] += 1
+        words = [f"{count} {name}" for name, count in sorted(counts.items())]
+        return ", ".join(words)
+
+    def bytes_sent(self):
+        return sum(entry["bytes"] for entry in self.entries if entry["is_collective"])
+
+
+def watch(layer, name, diary):
+    """Note the layer's input in the forward pass, and the gradient of its output in the backward pass."""
+
+    def before_forward(layer, inputs):
+        diary.note(name, inputs[0])
+
+    def before_backward(gradient):
+        diary.note(name, gradient)
+
+    def after_forward(layer, inputs, output):
+        output.register_hook(before_backward)  # runs when the output's gradient has been computed
+
+    layer.register_forward_pre_hook(before_forward)
+    layer.register_forward_hook(after_forward)
 
 
 def build(way, hidden):
@@ -53,8 +90,13 @@ def build(way, hidden):
 def measure(way, hidden, batch):
     model = build(way, hidden)
     images, labels = workload.draw_digits(batch, seed=1)[:]
-    with CommDebugMode() as counted, Sent() as sent:
+    diary = Diary()
+    for name, layer in model.blocks[0].named_modules():
+        if isinstance(layer, torch.nn.Linear | torch.nn.LayerNorm):
+            watch(layer, name, diary)
+    with diary:
         loss = cross_entropy(model(images), labels)
+        diary.direction = "backward"
         loss.backward()
         if way == "data":
             for weight in model.parameters():
@@ -64,22 +106,14 @@ def measure(way, hidden, batch):
         "hidden": hidden,
         "batch": batch,
         "loss": loss.item(),
-        "sent": sent.bytes,
-        "kept": count_kept(model, images, labels),
+        "diary": diary.entries,
+        "forward": diary.collectives("forward"),
+        "backward": diary.collectives("backward"),
+        "sent": diary.bytes_sent(),
+        "kept": count_kept(build(way, hidden), images, labels),
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "counts": by_module(counted) | by_optimizer(model),
+        "optimizers": by_optimizer(model),
     }
-
-
-def by_module(counted):
-    """How often each kind of collective ran in each module, in its forward and in its backward pass."""
-    counts = {}
-    for module, passes in counted.comm_module_counts.items():
-        named = {}
-        for which, kinds in passes.items():
-            named[which] = {kind.__name__: number for kind, number in kinds.items()}
-        counts[module.removeprefix("ImageTransformer.")] = named
-    return counts
 
 
 def by_optimizer(model):
