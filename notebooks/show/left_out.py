@@ -39,6 +39,9 @@ def draw_left_out(runs, before, next_epoch, ticks):
     place = first.get_xaxis_transform()  # steps across, and parts of the height
     # Above the line: inside, the label would lie on a curve.
     first.text(before + 0.5, 1.03, f"epoch {next_epoch}", size=9.5, ha="center", transform=place)
+    marks = [plt.Line2D([], [], color=RED, lw=2.5), plt.Line2D([], [], color=PALE, lw=1)]
+    names = ["without the part named", "without another part"]
+    figure.legend(marks, names, loc="outside upper center", ncols=2)
     figure.supxlabel("steps since the snapshot", size=10)
     figure.supylabel("largest difference of a weight", size=10)
     picture(

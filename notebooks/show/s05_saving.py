@@ -1,4 +1,4 @@
-"""Notebook 05: who writes and loads the snapshot, and what its file holds while a new one is written."""
+"""Notebook 05: who writes and loads the snapshot, what a kill sets off, and what a file holds meanwhile."""
 
 import matplotlib.pyplot as plt
 
@@ -32,6 +32,95 @@ def draw_who_does_what():
         "process 0 writes a temporary file and renames it to be the snapshot. At the start, both processes "
         "load the snapshot."
     )
+
+
+WORK = {
+    "trains": {"facecolor": tile(SKY, 0.5), "edgecolor": "white", "lw": 0},
+    "waits": {"facecolor": "none", "edgecolor": INK, "hatch": "....", "lw": 0.8},
+    "starts again": {"facecolor": tile(GREY, 0.4), "edgecolor": "white", "lw": 0},
+    "repeats": {"facecolor": tile(RED, 0.5), "edgecolor": "white", "lw": 0},
+}
+
+
+def draw_restart():
+    """What happens from the kill of process 1 to the repeated steps."""
+    saved, killed, noticed, started, loaded, repeated, end = 2, 4, 5.4, 6.2, 8.4, 10.4, 11.6
+    figure, axes = plt.subplots(figsize=(5, 4.6))
+    begun = [(started, loaded, "starts again"), (loaded, repeated, "repeats"), (repeated, end, "trains")]
+    rows = (
+        (2, [(0, killed, "trains"), (killed, noticed, "waits"), *begun]),
+        (1, [(0, killed, "trains"), *begun]),
+    )
+    for row, parts in rows:
+        for begin, stop, what in parts:
+            axes.barh(row, stop - begin, left=begin, height=0.55, **WORK[what])
+    axes.plot(killed, 1, "x", color=RED, ms=11, mew=3)
+    axes.plot(noticed, 2, "s", color=INK, ms=8)
+    axes.text(killed + 0.35, 1, "killed", va="center", color=RED_INK)
+
+    axes.barh(3, end, height=0.55, facecolor="none", edgecolor=GREY)
+    axes.text(0.1, 3, "watches", va="center", size=9.5)
+    axes.text(killed, 3, "stops 0", ha="left", va="center", size=9.5)
+    axes.text(started + 0.1, 3, "starts two", ha="left", va="center", size=9.5)
+    draw_arrow(axes, (noticed, 2.72), (noticed, 2.32), INK)
+    draw_arrow(axes, (started, 2.72), (started, 2.32), INK)
+    draw_arrow(axes, (started, 2.72), (started, 1.32), INK)
+
+    axes.barh(0, end - saved, left=saved, height=0.55, facecolor=tile(GREEN, 0.4))
+    words = "snapshot of epoch 1"
+    axes.text((saved + loaded) / 2, 0, words, ha="center", va="center", size=10, color=DARK)
+    draw_arrow(axes, (saved, 1.7), (saved, 0.32), GREEN)
+    draw_arrow(axes, (loaded, 0.3), (loaded, 0.7), GREEN)
+    draw_arrow(axes, (loaded, 0.3), (loaded, 1.7), GREEN)
+    axes.text(saved - 0.15, 0.5, "save", ha="right", va="center", size=9.5, color=GREEN_INK)
+    axes.text(loaded - 0.15, 0.5, "load", ha="right", va="center", size=9.5, color=GREEN_INK)
+
+    axes.set_yticks(range(4), ["snapshot", "process 1", "process 0", "torchrun"])
+    for label, ink in zip(axes.get_yticklabels(), (INK, INK_OF_RANK[1], INK_OF_RANK[0], INK), strict=True):
+        label.set_color(ink)
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlim=(-0.05, end + 0.1), ylim=(-0.5, 3.5), xticks=[], xlabel="time (drawn, not measured)")
+    axes.spines["left"].set_visible(False)
+    marks = []
+    for looks in WORK.values():
+        marks.append(plt.Rectangle((0, 0), 1, 1, **looks))
+    marks.append(plt.Line2D([], [], marker="s", color=INK, ls="", ms=8))
+    names = ["trains", "waits for process 1", "imports torch", "repeats steps", "stopped"]
+    figure.legend(marks, names, loc="outside upper center", ncols=3, handlelength=1.2, columnspacing=1)
+    picture(
+        "From a kill to the repeated steps. Process 0 saves a snapshot after epoch 1. Process 1 is killed in "
+        "epoch 2, and process 0 waits for it. torchrun stops process 0 and starts two new processes. They "
+        "import torch, load the snapshot, repeat the steps since the snapshot, and train on."
+    )
+
+
+def draw_arrow(axes, start, end, colour):
+    looks = {"arrowstyle": "-|>", "color": colour, "lw": 1.5, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", end, start, arrowprops=looks)
+
+
+def draw_rates(rates):
+    """{What was left out: the learning rates of the epochs after the snapshot}, in four small pictures."""
+    figure, grid = plt.subplots(2, 2, figsize=(5, 3.8), sharex=True, sharey=True)
+    right = rates["nothing"]
+    said = []
+    for axes, (left_out, of_epochs) in zip(grid.flat, rates.items(), strict=True):
+        colour = SKY if left_out == "nothing" else RED
+        for epoch, rate in enumerate(of_epochs, 1):
+            axes.bar(epoch, rate, width=0.8, facecolor=tile(colour, 0.6), edgecolor=colour)
+            axes.text(epoch, rate + 0.001, f"{rate:.2f}", ha="center", va="bottom", size=9.5)
+        for epoch, rate in enumerate(right, 1):
+            axes.plot((epoch - 0.45, epoch + 0.45), (rate, rate), color=INK, lw=2)
+        title = "nothing left out" if left_out == "nothing" else f"without {left_out}"
+        axes.set_title(title, size=10)
+        axes.set(ylim=(0, 0.052), xticks=[1, 2, 3], yticks=[0, 0.02, 0.04])
+        numbers = [f"{rate:.2f}" for rate in of_epochs]
+        said.append(f"{title} {', '.join(numbers)}")
+    mark = plt.Line2D([], [], color=INK, lw=2)
+    figure.legend([mark], ["the uninterrupted run"], loc="outside upper center")
+    figure.supxlabel("epochs after the snapshot", size=10)
+    figure.supylabel("learning rate", size=10)
+    picture(f"The learning rates of the epochs after the snapshot: {'; '.join(said)}.")
 
 
 def draw_contents(sizes, size_of_file):

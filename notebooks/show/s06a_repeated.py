@@ -2,7 +2,7 @@
 
 import matplotlib.pyplot as plt
 
-from show.pictures import DARK, GREEN, GREY, INK, RANKS, RED, SKY, arrow, box, canvas, picture, tile
+from show.pictures import DARK, GREEN, GREY, INK, RANKS, RED, SKY, YELLOW, arrow, box, canvas, picture, tile
 from show.rank_inks import GREEN_INK, INK_OF_RANK, RED_INK
 
 
@@ -55,6 +55,9 @@ def draw_repeated(steps, every, killed_after):
         kept = saved[-1]
         repeated = killed_after - kept
         axes.text(0, bottom + 2.75, lesson, weight="bold", size=10.5)
+        for epoch_end in range(steps, end, steps):
+            height = (bottom, bottom + 2.3)  # higher, it would cross the legend
+            axes.plot((epoch_end, epoch_end), height, color=GREY, lw=0.8, ls=":", zorder=0)
 
         above = bottom + 1.4
         draw_bar(axes, above, 1, kept, SKY)
@@ -79,8 +82,6 @@ def draw_repeated(steps, every, killed_after):
             f"{lesson} has saved {kept} steps and repeats {repeated}"
             + (f", after skipping the {skipped} finished steps of the epoch" if skipped else "")
         )
-    for epoch_end in range(steps, end, steps):
-        axes.axvline(epoch_end, color=GREY, lw=0.8, ls=":", zorder=0)
     axes.set(xlim=(-1, end + 1), ylim=(-0.7, 7.2), xlabel="step of the run")
     axes.set_yticks([0.4, 1.8, 4.3, 5.7], ["after the\nrestart", "before\nthe kill"] * 2)
     axes.tick_params(axis="y", length=0)
@@ -208,4 +209,85 @@ def draw_order(names="abc"):
         "A bucket of three gradients on three processes, whose values are a, b and c. The place in the "
         f"bucket decides with whose value the sum begins. In the first step, the gradient of w1 has the "
         f"first place: {sums[0]}. In the rebuilt bucket it has the last place: {sums[1]}."
+    )
+
+
+BUCKETS = {"initial buckets": YELLOW, "rebuilt buckets": SKY}
+
+
+def draw_passes(axes, bottom, places, settled):
+    """The passes of a process from its start: {place: the step}. Its first one uses the initial buckets."""
+    is_first = True
+    for place, step in places.items():
+        is_settle = step == "settle"
+        if is_settle and not settled:
+            continue
+        colour = YELLOW if is_first else SKY
+        is_first = False
+        style = ":" if is_settle else "-"
+        looks = {"facecolor": tile(colour, 0.5), "edgecolor": INK if is_settle else colour, "ls": style}
+        left = 2.0 * place
+        axes.add_patch(plt.Rectangle((left + 0.05, bottom), 1.8, 1.3, lw=1.3, **looks))
+        axes.text(left + 0.95, bottom + 0.62, step, ha="center", va="center", size=9.5, color=DARK)
+
+
+def draw_settling():
+    """Which buckets each pass of a process uses: in an uninterrupted run, and in one resumed after step 3."""
+    axes = canvas(5, 5.5, across=16, down=17.4)
+    axes.set_xlim(-0.1, 16.1)
+    for number, (name, colour) in enumerate(BUCKETS.items()):
+        left = 0.05 + 6.4 * number
+        axes.add_patch(plt.Rectangle((left, 16.4), 0.9, 0.8, facecolor=tile(colour, 0.5), edgecolor=colour))
+        axes.text(left + 1.2, 16.8, name, va="center", size=9.5)
+    uninterrupted = {0: "settle", 1: 1, 2: 2, 3: 3, 5: 4, 6: 5, 7: 6}
+    resumed = {4: "settle", 5: 4, 6: 5, 7: 6}
+    cases = ((8.4, "without settle", False, RED_INK), (0.2, "with settle", True, GREEN_INK))
+    for bottom, title, settled, ink in cases:
+        axes.text(0, bottom + 6.6, title, weight="bold", size=10.5, color=ink, va="center")
+        axes.text(0, bottom + 5.5, "uninterrupted: steps 1 to 6", size=9.5, va="center")
+        draw_passes(axes, bottom + 3.7, uninterrupted, settled)
+        axes.text(0, bottom + 1.9, "new processes, resumed after step 3", size=9.5, va="center")
+        draw_passes(axes, bottom + 0.1, resumed, settled)
+        words = "step 4: the same buckets"
+        if not settled:
+            words = "step 4: other buckets"
+        axes.text(16, bottom + 2.7, words, size=9.5, ha="right", va="center", color=ink)
+    picture(
+        "Which buckets each pass uses: the first pass of a new process uses the initial buckets, and the "
+        "later ones use rebuilt buckets. Without settle, step 4 uses rebuilt buckets in the uninterrupted "
+        "run and the initial ones after a restart. With settle, the first pass of each process is not a "
+        "step, so step 4 uses rebuilt buckets in both runs."
+    )
+
+
+def draw_on_one(processes):
+    """What a single process takes from a snapshot of two: {"random": state, "loss_sum": sum} of each rank."""
+    axes = canvas(4.8, 4.4, across=16, down=13.6)
+    sums = [float(own["loss_sum"]) for own in processes]
+    mean = sum(sums) / len(sums)
+    width = 15.6 / len(processes)
+    axes.add_patch(plt.Rectangle((0.1, 7.4), 15.8, 6.0, facecolor="none", edgecolor=GREEN, lw=1.5))
+    axes.text(8, 12.7, "snapshot: processes", ha="center", va="center", weight="bold", color=GREEN_INK)
+    for rank, loss_sum in enumerate(sums):
+        left = 0.6 + width * rank
+        for bottom, words in ((10.2, f"loss sum {loss_sum:.2f}"), (8.1, f"random state of rank {rank}")):
+            looks = {"facecolor": tile(RANKS[rank], 0.45), "edgecolor": RANKS[rank]}
+            axes.add_patch(plt.Rectangle((left, bottom), width - 0.9, 1.5, **looks))
+            middle = left + width / 2 - 0.45
+            axes.text(middle, bottom + 0.72, words, ha="center", va="center", size=9.5, color=DARK)
+    axes.text(11.9, 6.7, "not used", ha="center", va="center", size=9.5, color=RED_INK)
+    axes.add_patch(plt.Rectangle((0.1, 0.2), 15.8, 5.6, facecolor="none", edgecolor=RANKS[0], lw=1.5))
+    axes.text(11.9, 1.7, "the single process", ha="center", weight="bold", color=INK_OF_RANK[0])
+    for left, bottom, words in ((4.5, 3.4, f"loss sum {mean:.2f}"), (0.6, 1.2, "random state of rank 0")):
+        looks = {"facecolor": tile(RANKS[0], 0.45), "edgecolor": RANKS[0]}
+        axes.add_patch(plt.Rectangle((left, bottom), width - 0.9, 1.5, **looks))
+        middle = left + width / 2 - 0.45
+        axes.text(middle, bottom + 0.72, words, ha="center", va="center", size=9.5, color=DARK)
+    arrow(axes, (2.5, 8.0), (2.5, 2.8), colour=RANKS[0])
+    arrow(axes, (7.95, 10.9), (7.95, 5.0))
+    axes.text(8.3, 6.7, "mean", va="center", size=9.5)
+    picture(
+        f"What a single process takes from a snapshot of {len(sums)} processes: the random state of rank 0, "
+        f"and {mean:.2f}, the mean of the saved loss sums, which are "
+        f"{' and '.join(f'{loss_sum:.2f}' for loss_sum in sums)}. The random state of rank 1 is not used."
     )

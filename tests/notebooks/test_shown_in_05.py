@@ -48,3 +48,14 @@ def test_the_picture_of_a_snapshot_adds_up_to_the_file():
     assert small == sizes["scheduler"] + sizes["epoch"]
     assert model + optimizer + rest == whole
     assert f"the file: {whole:,} bytes" in printed("05_snapshots")
+
+
+def test_the_picture_of_the_learning_rates_shows_what_the_text_says():
+    (drawn,) = [alt for alt in alts("05_snapshots") if alt.startswith("The learning rates of the epochs")]
+    rates = {}
+    for title, numbers in re.findall(r"(?:: |; )([a-z ]+?) ([\d., ]+\d)", drawn):
+        rates[title] = [float(number) for number in numbers.split(", ")]
+    right = rates["nothing left out"]
+    assert rates["without scheduler"][0] == right[0] and rates["without scheduler"][1] > right[1]
+    assert rates["without epoch"][:2] == right and len(rates["without epoch"]) == 3
+    assert rates["without all three"][0] == 0.04 and len(rates["without all three"]) == 3

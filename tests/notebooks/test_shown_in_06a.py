@@ -46,3 +46,11 @@ def test_the_picture_of_a_crash_counts_as_the_run_does(monkeypatch):
     plt.close("all")
     assert "lesson 05 has saved 40 steps and repeats 40" in said[0]
     assert "lesson 06a has saved 70 steps and repeats 10, after skipping the 30 finished" in said[0]
+
+
+def test_a_single_process_begins_with_the_mean_of_the_saved_sums():
+    gathers, on_one = [alt for alt in alts("06a_any_step") if "loss sum" in alt or "of losses" in alt]
+    sums = re.findall(r"loss sum ([\d.]+\d)", gathers)
+    mean, *saved = re.findall(r"\d+\.\d\d", on_one)
+    assert saved == sums
+    assert float(mean) == pytest.approx(sum(map(float, sums)) / 2, abs=0.011)
