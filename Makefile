@@ -61,7 +61,7 @@ chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
 ##@ to teach
 
 # What holds a solution, or is made of one. `git archive` also leaves out what git does not know, and all history.
-ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/others.py
+ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/other_solution.py
 # The grader's own tests need the answers, and hostile.toml teaches attacks.
 OF_GRADER = tests/hostile.toml tests/test_grader.py tests/test_grading.py tests/test_tables.py tests/test_exercises.py
 students: ## write the repository without its answers and history, for students: out/students.zip
@@ -88,7 +88,7 @@ newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISI
 
 SUITE ?= sid
 debian: ## run README's commands in a bare Debian, before a release: SUITE=trixie for Python 3.13
-	@sh tools/debian.sh $(SUITE)
+	@sh tools/readme_on_debian.sh $(SUITE)
 
 notebooks: setup ## execute the notebooks and store their output (ARGUMENTS=03_ddp_spawn for one)
 	@$(PYTHON) -m tools.notebooks $(ARGUMENTS)

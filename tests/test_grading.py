@@ -537,7 +537,7 @@ OWN = "tests/exercises/mutants.py"  # reads solutions, and tells nothing
 
 def answers(names):
     """Which of these files are a solution, or made of one."""
-    return list(filter(re.compile(r"(^|/)(solutions/|mutants|others|cheats)").search, names))
+    return list(filter(re.compile(r"(^|/)(solutions/|mutants|other_solution|cheats)").search, names))
 
 
 @pytest.mark.long

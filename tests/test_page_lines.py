@@ -32,7 +32,7 @@ import sybil
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCodeBlockLexer
 
 from tools import diffs, launcher, lessons
-from tools.makers.site import deck, sources
+from tools.makers.site import deck, to_markdown
 
 ROOT = launcher.ROOT
 PATHS = [*sorted((ROOT / "lessons/pages").glob("*.md")), *sorted((ROOT / "lessons/launch").glob("*.md"))]
@@ -165,7 +165,7 @@ def test_nobody_sees_the_scripts(path):
     """They are in comments of HTML: on GitHub, which shows Markdown by the same rules, and on our site."""
     shown = mistune.create_markdown(escape=False, plugins=["table"])(path.read_text())
     shown = re.sub(r"(?s)<!--.*?-->", "", shown)
-    on_the_site = sources.COMMENT.sub("", path.read_text())
+    on_the_site = to_markdown.COMMENT.sub("", path.read_text())
     for text in (shown, on_the_site):
         assert "# the lines" not in text and "connect()" not in text
 

@@ -70,6 +70,7 @@ class Lesson:
     leaves: tuple[str, ...] = ()
     # 1,055 images lack one to a full batch; 997 test images make uneven shards, and two batches.
     promise: str = "--train-size 1055 --batch-size 96 --test-size 997 --epochs 2 --seed 3"
+    runs: tuple[str, ...] = ()
     learns: str = ""
     close: float = 0
     on_gpus: tuple[str, ...] = ()
@@ -124,7 +125,7 @@ def read(path: Path = TABLE) -> tuple[tuple[Lesson, ...], tuple[Notebook, ...]]:
             raise SystemExit(f'error: {path.name}, {name}: curve is a table, such as {{ of = "itself" }}')
         try:
             notebooks = tuple(Notebook(**notebook) for notebook in row.pop("notebook", ()))
-            for column in ("leaves", "on_gpus"):
+            for column in ("leaves", "runs", "on_gpus"):
                 row[column] = tuple(row.get(column, ()))
             rows.append(Lesson(notebooks=notebooks, curve=Curve(**row.pop("curve", {})), **row))
         except TypeError as error:

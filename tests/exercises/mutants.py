@@ -4,7 +4,7 @@ that this one needs. Other checks are not run.
 
     python tests/exercises/mutants.py 03 --jobs 2
 
-tests/exercises/README.md explains `mutants.toml` and `others.py` in the folder of an exercise.
+tests/exercises/README.md explains `mutants.toml` and `other_solution.py` in the folder of an exercise.
 """
 
 import argparse
@@ -66,8 +66,8 @@ def cases(one):
 
 
 def overlays(one):
-    """The name and the files of each solution in `others.py`, which has only what differs from ours."""
-    path = HERE / one["stem"] / "others.py"
+    """The name and the files of each other solution of an exercise, which has only what differs from ours."""
+    path = HERE / one["stem"] / "other_solution.py"
     if not path.exists():
         return
     functions = []

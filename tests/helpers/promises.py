@@ -18,7 +18,10 @@ from tools import launcher, lessons
 SMALL = {lesson.stem: tuple(lesson.promise.split()) for lesson in lessons.LESSONS}
 # Lessons 01 to 06b have one job.
 STAIRS = [*(lesson.stem for lesson in lessons.LADDER), "06a_any_step", "06b_preemption"]
-OF_IMAGES = (*STAIRS, "07_mixed_precision", "09_fsdp", "10_pipeline", "11_tensor_parallel", "12_mesh")
+
+
+def reads_images(stem):
+    return lessons.get(stem).items == "images"
 
 
 def check_files(result, stem):
@@ -39,7 +42,7 @@ def check_run(result, stem, processes, expected):
     model, (_, test_set) = model_and_data(stem)
     model.load_state_dict(torch.load(result.out / f"{stem}.pt", weights_only=True))
     assert curve[-1]["accuracy"] == accuracy(model, test_set)
-    if stem in OF_IMAGES:
+    if reads_images(stem):
         check_what_it_printed(result.stdout, curve)
 
 
@@ -57,7 +60,7 @@ def model_and_data(stem):
     """What a lesson trains, on what, and what it is tested on."""
     given = dict(zip(SMALL[stem][::2], SMALL[stem][1::2], strict=True))
     train, test = int(given["--train-size"]), int(given["--test-size"])
-    if stem in OF_IMAGES:
+    if reads_images(stem):
         kind = ImageTransformer if stem in ("11_tensor_parallel", "12_mesh") else workload.ConvNet
         return kind((1, 28, 28)), (workload.draw_digits(train, seed=1), workload.draw_digits(test, seed=2))
     length = int(given.get("--length", limericks.LENGTH))
@@ -79,7 +82,7 @@ def accuracy(model, test_set):
 def trained_plainly(stem):
     """The curve and the weights of a loop in one process that knows nothing of meshes: of lessons 11, 13, 15
     and 17, whose model is not lesson 01's."""
-    of_images = stem in OF_IMAGES
+    of_images = reads_images(stem)
     seed = 3 if of_images else 0
     sizes = SMALL[stem]
     batch = int(sizes[sizes.index("--batch-size") + 1])

@@ -12,50 +12,18 @@ from tests.helpers.lines import column, refusal
 from tests.helpers.promises import SMALL, check_files, check_run, check_weights, trained_plainly
 from tools import launcher, lessons
 
-# In which tier, and the number of processes, with options. No option for a mesh: "tensor" or "context" has 2.
-RUNS = """
-quick 07 2 --precision fp32 --accumulate 5  (of 48 images: 10, 10, 10, 9 and 9)
-long  07 4 --precision fp32 --accumulate 2
-night 07 3 --precision fp32 --accumulate 32  (one image each)
-quick 09 2
-long  09 4
-night 09 3
-quick 11 2
-long  11 4 --sequence-parallel
-night 11 4
-long  12 2
-long  12 4
-long  12 4 --tensor-parallel 4
-night 12 3
-quick 13 2
-long  13 4
-long  13 1
-night 13 3
-night 13 4 --tensor-parallel 4
-quick 15 2
-long  15 3
-long  15 4 --context-parallel 2
-night 15 4 --order contiguous
-quick 17 4 --pipeline-parallel 2 --tensor-parallel 1
-long  17 8
-night 17 8 --pipeline-parallel 1
-night 17 8 --context-parallel 1
-night 17 8 --tensor-parallel 1
-night 17 4 --pipeline-parallel 4 --context-parallel 1 --tensor-parallel 1 --microbatches 4
-night 17 3 --pipeline-parallel 1 --context-parallel 3 --tensor-parallel 1
-"""
-
 
 def stem_of(number):
     return next(lesson.stem for lesson in lessons.LESSONS if lesson.number == number)
 
 
 def runs():
-    for line in RUNS.strip().splitlines():
-        tier, number, *words = line.partition("  (")[0].split()
-        stem, count = stem_of(number), int(words[0])
-        name = " ".join([f"{number}-{count}", *words[1:]])
-        yield pytest.param(stem, count, words[1:], id=name, marks=getattr(pytest.mark, tier))
+    for lesson in lessons.LESSONS:
+        for run in lesson.runs:
+            tier, processes, *options = run.split()
+            name = " ".join([f"{lesson.number}-{processes}", *options])
+            mark = getattr(pytest.mark, tier)
+            yield pytest.param(lesson.stem, int(processes), options, id=name, marks=mark)
 
 
 @pytest.mark.parametrize(("stem", "processes", "options"), [*runs()])
@@ -66,7 +34,7 @@ def test_one_curve_the_same_bytes_and_every_image_once(kept, fork, reference, st
         alone = kept("11_tensor_parallel", 1, *SMALL[stem])
         curve = launcher.read_curve(alone.out, "11_tensor_parallel")
         weights = torch.load(alone.out / "11_tensor_parallel.pt", weights_only=True)
-    elif stem in ("07_mixed_precision", "09_fsdp"):
+    elif lessons.get(stem).curve.of == "01_single_gpu":
         curve, weights = reference(*SMALL[stem]), None
     else:
         curve, weights = trained_plainly(stem)

@@ -21,7 +21,7 @@ from tests.helpers import browser, crawl
 from tools import diffs, lessons
 from tools.lessons import ROOT
 from tools.makers.site import build as builder
-from tools.makers.site import deck, home, sources
+from tools.makers.site import deck, home, to_markdown
 from tools.makers.site.widgets import diff
 
 VENV = ROOT / ".venv-site"
@@ -325,8 +325,8 @@ def test_no_sentence_speaks_of_what_a_lesson_no_longer_has():
 @pytest.mark.parametrize("name", ["notebooks/18a_memory_and_time.ipynb", "lessons/pages/port.md"])
 def test_no_page_shows_a_comment_that_is_for_our_tools(tmp_path, name):
     page = PurePosixPath(name)
-    book = sources.Book(tmp_path, (page,), is_whole=False)
-    write = sources.notebook if page.suffix == ".ipynb" else sources.markdown
+    book = to_markdown.Book(tmp_path, (page,), is_whole=False)
+    write = to_markdown.notebook if page.suffix == ".ipynb" else to_markdown.markdown
     assert (ROOT / page).read_text().count("<!-- ") > 20
     assert "<!--" not in write(book, page)
 
@@ -335,9 +335,9 @@ def test_diffs_of_pages_have_no_indentation_that_all_their_lines_share():
     names, second = "--- a.py\n+++ b.py\n", "@@ -9 +9 @@\n-y\n+    z\n"
     text = f"{names}@@ -1 +1 @@\n         x\n-        y\n+            z\n \n{second}"
     short = f"{names}@@ -1 +1 @@\n  x\n- y\n+     z\n \n{second}"
-    assert sources.short_diff(text) == short == sources.short_diff(short)
-    assert sources.short_diff("-         y\n+         z\n") == "- y\n+ z\n"
-    page = sources.with_short_diffs(f"Text.\n\n```diff\n{text}```\n\n```python\n        y\n```\n")
+    assert to_markdown.short_diff(text) == short == to_markdown.short_diff(short)
+    assert to_markdown.short_diff("-         y\n+         z\n") == "- y\n+ z\n"
+    page = to_markdown.with_short_diffs(f"Text.\n\n```diff\n{text}```\n\n```python\n        y\n```\n")
     assert page == f"Text.\n\n```diff\n{short}```\n\n```python\n        y\n```\n"
 
 

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from tools import lessons
 from tools.lessons import ROOT
-from tools.makers.site import deck, home, sources
+from tools.makers.site import deck, home, to_markdown
 
 HERE = Path(__file__).resolve().parent
 PYODIDE = Path(sys.prefix) / "pyodide"  # where make site has it fetched
@@ -50,11 +50,11 @@ def address() -> str:
 def prepare(folder: Path, chosen: list[str]):
     """Write the sources of all pages, or of some."""
     pages = tuple(map(PurePosixPath, chosen)) or pages_of_the_site()
-    book = sources.Book(folder, pages, address(), is_whole=not chosen)
+    book = to_markdown.Book(folder, pages, address(), is_whole=not chosen)
     for name in WIDGETS:
         book.widgets[name] = importlib.import_module(f"tools.makers.site.widgets.{name}")
     write_pages(book)
-    book.write(sources.HOME, home.home(book))
+    book.write(to_markdown.HOME, home.home(book))
     book.write("syllabus.md", home.rendered(book, "syllabus"))
     for name in book.widgets:
         book.write(f"widgets/{name}.md", home.widget(book, name))
@@ -68,29 +68,29 @@ def prepare(folder: Path, chosen: list[str]):
         book.write(f"static/{name}", (ROOT / "lessons/pictures" / name).read_bytes())
 
 
-def write_pages(book: sources.Book):
+def write_pages(book: to_markdown.Book):
     """Write the pages of the repository."""
     below = {home.page_of(lesson): home.below(book, lesson) for lesson in lessons.LESSONS}
     for page in book.pages:
         if page.suffix == ".ipynb":
-            text = sources.notebook(book, page)
+            text = to_markdown.notebook(book, page)
         else:
-            text = sources.markdown(book, page) + "\n" + below.get(page, "")
+            text = to_markdown.markdown(book, page) + "\n" + below.get(page, "")
         if not home.is_in_navigation(page):
             text = f"---\norphan: true\n---\n\n{text}"
         book.write(page.with_suffix(".md"), text)
 
 
-def write_linked(book: sources.Book):
+def write_linked(book: to_markdown.Book):
     """Write the files and folders that some page links. The page of a folder links others in turn."""
     done = set()
     while left := sorted(book.linked - done):
         done.update(left)
         for path in left:
             if (ROOT / path).is_dir():
-                book.write(path / "index.md", sources.folder(book, path))
+                book.write(path / "index.md", to_markdown.folder(book, path))
                 continue
-            page = sources.exercise if sources.is_exercise(path) else sources.file
+            page = to_markdown.exercise if to_markdown.is_exercise(path) else to_markdown.file
             book.write(path.with_name(path.name + ".md"), page(path))
 
 
@@ -109,7 +109,7 @@ def main():
         shutil.rmtree(old, ignore_errors=True)
     try:
         prepare(folder, arguments.pages)
-    except sources.Broken as error:
+    except to_markdown.Broken as error:
         sys.exit(f"error: {error}")
     words = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--jobs", "auto"]
     words += ["--doctree-dir", folder / "doctrees", "--html-define", f"repository={address()}"]

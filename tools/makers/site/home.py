@@ -7,12 +7,12 @@ order of the other pages.
 import re
 import textwrap
 import tomllib
+from pathlib import PurePosixPath
 
 from tools import lessons
 from tools.lessons import ROOT
-from tools.makers.site import live, sources
+from tools.makers.site import live, to_markdown
 from tools.makers.site.deck import TEMPLATES
-from tools.makers.site.sources import PurePosixPath
 from tools.makers.site.widgets import diff
 
 EXERCISES = PurePosixPath("lessons/exercises")
@@ -99,7 +99,7 @@ def row_of(lesson) -> dict:
 
 
 def rendered(book, name, **more) -> str:
-    TEMPLATES.filters["relinked"] = lambda text: book.relinked(text, sources.HOME)
+    TEMPLATES.filters["relinked"] = lambda text: book.relinked(text, to_markdown.HOME)
     rows = []
     shortest = []
     for lesson in lessons.LESSONS:

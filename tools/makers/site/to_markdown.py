@@ -236,7 +236,7 @@ def notebook(book, page: PurePosixPath) -> str:
                     shown = with_anchors(with_short_diffs(shown), sentences)
                 text.append(shown)
             else:
-                raise Broken(f"{page}, cell {number} shows {', '.join(data)}: sources.py knows no way")
+                raise Broken(f"{page}, cell {number} shows {', '.join(data)}: to_markdown.py knows no way")
     return "\n\n".join(text) + "\n"
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Run README's commands, to the letter, in a bare Debian that debootstrap builds: `make debian`, before a release.
-#   sh tools/debian.sh sid       # the newest Python; trixie has 3.13
+#   sh tools/readme_on_debian.sh sid       # the newest Python; trixie has 3.13
 # It needs root, debootstrap, and 6 GB in FOLDER if pip finds no CPU build of torch; delete it when you are done.
 # Nothing outlives it: all runs in namespaces of its own. COMMANDS="make run" repeats one step. On a busy machine,
 # OMP_NUM_THREADS=1 keeps lesson 01's two threads from waiting for each other.
@@ -13,7 +13,7 @@ out=${OUT:-out}/debian
 mkdir -p "$folder/pip" "$out"
 
 if [ "$(id -u)" != 0 ] || ! command -v debootstrap >/dev/null; then
-    echo "error: tools/debian.sh needs root and debootstrap: apt install debootstrap" >&2
+    echo "error: tools/readme_on_debian.sh needs root and debootstrap: apt install debootstrap" >&2
     exit 1
 fi
 if [ ! -e "$root/ready" ]; then
