@@ -30,8 +30,8 @@ def draw_duties():
         ("images", "its part of the batch", []),
         ("augment", "by seed, epoch, index", []),
         ("forward", "batch norm", ["means,\nvariances"]),
-        ("backward", "batch norm\n\nall gradients", ["their\ngradients", "DDP:\naverage"]),
-        ("optimizer", "rate by formula", []),
+        ("backward", "batch norm\n\nall parameters", ["gradients of\nthese two", "DDP averages\ngradients"]),
+        ("optimizer", "learning rate by formula", []),
         ("validate", "its part of the images", ["right\nanswers"]),
         ("best? stop?", "by the sum of all", []),
     )
@@ -79,10 +79,10 @@ def draw_messages():
     draw_pass(
         axes,
         0,
-        "backward",
-        ("gradients of both", "from its own images"),
-        "gradients of mean and variance",
-        ("gradients of both", "from the whole batch"),
+        "backward: gradients of mean and variance",
+        ("two gradients", "from its own images"),
+        "adds up the gradients",
+        ("two gradients", "from the whole batch"),
     )
     picture(
         "A batch norm layer on two processes. Forward: each process computes the mean and the variance of "
@@ -144,15 +144,16 @@ def draw_rows(statistics):
 
 
 def draw_row(axes, left, top, rank, numbers):
-    """A row of two numbers: in the colour of the rank that computed it, or empty if it is zero."""
-    fill, ink = tile(RANKS[rank], 0.45), DARK
+    """A row of two numbers: in the colour of the rank that computed it, or pale grey if it is zero."""
+    fill = tile(RANKS[rank], 0.45)
     words = [f"{numbers[0]:.1f}", f"{numbers[1]:.0f}"]
     if numbers == (0, 0):
-        fill, ink, words = "none", INK, ["0", "0"]
+        fill = tile(GREY, 0.12)
+        words = ["0", "0"]
     for column, word in enumerate(words):
         corner = left + 2.6 * column, top - 1
         axes.add_patch(plt.Rectangle(corner, 2.6, 1, facecolor=fill, edgecolor=GREY, lw=0.8))
-        axes.text(corner[0] + 1.3, top - 0.52, word, ha="center", va="center", size=9, color=ink)
+        axes.text(corner[0] + 1.3, top - 0.52, word, ha="center", va="center", size=9, color=DARK)
 
 
 def draw_means(alone, together, whole_mean):
@@ -185,7 +186,7 @@ def draw_drift(off):
             else:
                 heights.append(difference)
         axes.semilogy(range(1, 16), heights, color=colour, lw=2, marker=mark, ms=5)
-        axes.plot(equal[bits], [equal_at] * len(equal[bits]), mark, color=colour, mfc="white", ms=7)
+        axes.plot(equal[bits], [equal_at] * len(equal[bits]), mark, color=colour, mfc="none", ms=7)
     axes.text(15, off[32][-1] * 8, "32 bits", color=RED_INK, weight="bold", ha="right")
     axes.text(15, max(off[64]) * 20, "64 bits", color=INK_OF_RANK[0], weight="bold", ha="right")
     axes.axhline(10 * equal_at, color=GREY, lw=0.8, ls=":")
@@ -197,7 +198,7 @@ def draw_drift(off):
     picture(
         "How far the loss of four processes is from the loss of one. In 32 bits it begins at "
         f"{off[32][0]:.0e} and is {off[32][-1]:.0e} after 15 steps; in 64 bits it is never more than "
-        f"{max(off[64]):.0e}. White marks at the bottom are steps with equal losses: {len(equal[32])} in 32 "
+        f"{max(off[64]):.0e}. Hollow marks at the bottom are steps with equal losses: {len(equal[32])} in 32 "
         f"bits, {len(equal[64])} in 64 bits."
     )
 
@@ -266,12 +267,11 @@ def draw_stopping(curve, best, patience, epochs):
     axes.plot(range(1, last + 1), accuracies, "o-", color=BLUE, lw=2, ms=4)
     axes.plot(best, highest, "o", color=GREEN, ms=9)
     axes.text(best - 0.5, highest + 1.5, f"best: epoch {best}", color=GREEN_INK, ha="right", va="bottom")
-    axes.text((best + last) / 2, 8, f"{last - best} epochs,\nno new best", color=RED_INK, ha="center")
+    words = f"{last - best} epochs without\na new best"
+    axes.text(best - 0.3, 8, words, color=RED_INK, ha="right")
     axes.axvspan(last, epochs, color=GREY, alpha=0.12, lw=0)
     axes.text((last + epochs) / 2, 45, "not\ntrained", ha="center", va="center")
-    axes.set(
-        xlabel="epoch", ylabel="right validation images", title=f"--epochs {epochs} --patience {patience}"
-    )
+    axes.set(xlabel="epoch", ylabel="validation accuracy", title=f"--epochs {epochs} --patience {patience}")
     axes.set(xlim=(0.5, epochs + 0.5), ylim=(0, 112))
     axes.set_yticks(range(0, 101, 20))
     axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
@@ -301,4 +301,36 @@ def draw_luck(sizes, reported, honest):
         f"The accuracy of the chosen epoch. With {sizes[0]} images that choose, it is {reported[0]:.0f}% on "
         f"them and {honest[0]:.0f}% on all others; with {sizes[-1]}, {reported[-1]:.0f}% and "
         f"{honest[-1]:.0f}%. The gap closes as more images choose."
+    )
+
+
+def draw_decisions(results, patience):
+    """When each process stops by its own results: {process or both: right answers after each epoch}."""
+    axes = canvas(5, 2.5, across=40, down=20)
+    colours = [RANKS[0], RANKS[1], GREY]
+    last = {}
+    for row, (name, right_answers) in enumerate(results.items()):
+        bottom = 12.6 - 4.6 * row
+        axes.text(0.2, bottom + 1.7, name, va="center", size=9, weight="bold")
+        most, best = -1, 0
+        for epoch, right in enumerate(right_answers, 1):
+            left = 8 + 6.3 * (epoch - 1)
+            if row == 0:
+                axes.text(left + 3, 17.6, f"epoch {epoch}", ha="center", size=9)
+            if epoch - best > patience:
+                axes.text(left + 3, bottom + 1.7, "stopped", ha="center", va="center", size=9, color=RED_INK)
+                continue
+            last[name] = epoch
+            fill = tile(colours[row], 0.15)
+            if right > most:
+                most, best = right, epoch
+                fill = tile(colours[row], 0.6)
+            axes.add_patch(plt.Rectangle((left, bottom), 5.9, 3.4, facecolor=fill, edgecolor=GREY, lw=0.8))
+            axes.text(left + 3, bottom + 1.7, right, ha="center", va="center", size=10, color=DARK)
+    words = "numbers: right answers   strong colour: a new best"
+    axes.text(20, 0.6, words, ha="center", size=9)
+    ends = ", ".join(f"{name}: epoch {epoch}" for name, epoch in last.items())
+    picture(
+        "The right answers of two processes and their sum after each epoch, and the last epoch that each "
+        f"would train with a patience of {patience}: {ends}."
     )

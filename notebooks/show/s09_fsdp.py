@@ -35,41 +35,67 @@ def held(running):
     return sizes_by_rank
 
 
+# What a process has of each kind at five moments of a step: "own" is its shard, "all" is both shards.
+MOMENTS = (
+    ("between two steps", {"weights": "own", "gradient": "own", "momentum": "own"}),
+    ("forward", {"weights": "all", "gradient": "own", "momentum": "own"}),
+    ("after forward", {"weights": "own", "gradient": "none", "momentum": "own"}),
+    ("backward", {"weights": "all", "gradient": "all", "momentum": "own"}),
+    ("after backward", {"weights": "own", "gradient": "own", "momentum": "own"}),
+)
+THEN = (
+    "all-gather of the weights",
+    "reshard, and zero_grad",
+    "all-gather of the weights",
+    "reduce-scatter of the gradients, and reshard",
+)
+PATTERNS = {"weights": None, "gradient": "////", "momentum": "...."}
+
+
 def draw_step():
-    """One layer on two processes during a step, from top to bottom."""
-    axes = canvas(5, 5.4, down=14.2)
-    moments = ["between steps", "forward", "after forward", "backward", "after backward"]
-    held_then = [
-        ("its shard", "weights, momentum, gradient"),
-        ("whole layer", "computes"),
-        ("its shard", "weights, momentum"),
-        ("whole layer", "whole gradient"),
-        ("its shard", "weights, momentum, gradient"),
-    ]
-    then = ["all-gather", "reshard\nzero_grad", "all-gather", "reduce-scatter"]
-    for rank, left in ((0, 0.1), (1, 8.3)):
-        middle = left + 3.8
-        axes.text(
-            middle, 13.8, f"process {rank}", size=10, color=INK_OF_RANK[rank], ha="center", weight="bold"
-        )
-        for number, (title, text) in enumerate(held_then):
-            colour = RANKS[rank] if title == "its shard" else GREY
-            box(axes, left, 11.2 - 2.75 * number, 7.6, 1.55, title, text, colour)
-    for number, moment in enumerate(moments):
-        axes.text(8, 13.3 - 2.75 * number, moment, weight="bold", size=10, ha="center", va="center")
-    for number, words in enumerate(then):
-        bottom = 11.2 - 2.75 * number
-        ink = INK if words.startswith("reshard") else RED_INK
-        arrow(axes, (0.8, bottom - 0.05), (0.8, bottom - 1.15))
-        axes.text(1.2, bottom - 0.6, words, size=9, va="center", ha="left", color=ink)
-        arrow(axes, (15.2, bottom - 0.05), (15.2, bottom - 1.15))
-        axes.text(14.8, bottom - 0.6, words, size=9, va="center", ha="right", color=ink)
+    """One layer on two processes during a step, from top to bottom: which shards each process has."""
+    axes = canvas(5, 5.5, across=16, down=17.6)
+    for rank, middle in ((0, 2.9), (1, 13.1)):
+        name = f"process {rank}"
+        axes.text(middle, 17, name, ha="center", size=10, weight="bold", color=INK_OF_RANK[rank])
+    top = 17
+    for number, (moment, has) in enumerate(MOMENTS):
+        axes.text(8, top - 0.1, moment, ha="center", va="center", size=10, weight="bold")
+        for row, (kind, part) in enumerate(has.items()):
+            bottom = top - 1.0 - 0.56 * row
+            axes.text(8, bottom + 0.22, kind, ha="center", va="center", size=9)
+            for rank, left in ((0, 0.2), (1, 10.4)):
+                draw_shards(axes, left, bottom, rank, part, PATTERNS[kind])
+        if number < len(THEN):
+            words = THEN[number]
+            colour, ink = RED, RED_INK
+            if words.startswith("reshard"):
+                colour, ink = GREY, INK
+            frame = plt.Rectangle((0.2, top - 3.06), 15.4, 0.62, fill=False, edgecolor=colour, lw=1.2)
+            axes.add_patch(frame)
+            axes.text(8, top - 2.77, words, ha="center", va="center", size=9, color=ink)
+        top -= 3.5
+    axes.text(8, 0.1, "blue: shard 0   orange: shard 1   empty: not in memory", ha="center", size=9)
     picture(
-        "One layer on two processes during a step. Between steps each has its shard of the weights, the "
-        "momentum and the gradient. An all-gather makes the layer whole for the forward pass, then it is "
-        "resharded, and zero_grad deletes the old gradient; a second all-gather makes the layer whole for "
-        "the backward pass; a reduce-scatter leaves each its shard of the new gradient."
+        "The weights, the gradient and the momentum of one layer on two processes during a step. Between "
+        "two steps each process has its shard of all three. An all-gather gives both processes both shards "
+        "of the weights for the forward pass. Then the layer is resharded, and zero_grad deletes the old "
+        "gradient. A second all-gather gives both processes the whole weights for the backward pass, in "
+        "which each has a whole gradient. A reduce-scatter leaves each process its shard of the averaged "
+        "gradient. The momentum is never gathered."
     )
+
+
+def draw_shards(axes, left, bottom, rank, part, hatch):
+    """Two shards side by side, each in the colour of the rank that owns it, or empty."""
+    for owner in (0, 1):
+        fill, pattern = PAPER, None
+        if part == "all" or (part == "own" and owner == rank):
+            fill, pattern = tile(RANKS[owner], 0.6), hatch
+        corner = left + 2.6 * owner, bottom
+        axes.add_patch(
+            plt.Rectangle(corner, 2.6, 0.46, facecolor=fill, hatch=pattern, edgecolor=GREY, lw=0.8)
+        )
 
 
 def draw_checkpoint(files, rows_of_readers):
@@ -165,7 +191,8 @@ def draw_held(parameters, measured):
             axes.plot(place, sum(sizes) / 1000, "o", color=RANKS[rank], mec=DARK, mew=0.6, ms=6)
     axes.set_xticks((1, 2, 3, 4), ["\n1 process", "\n2 processes", "\n3 processes", "\n4 processes"])
     axes.tick_params(axis="x", length=0)
-    axes.set(xlabel="upper row of numbers: ZeRO's stage", ylabel="kB on each process")
+    axes.text(0.52, -6, "stage", ha="right", va="top", size=9)
+    axes.set(ylabel="kB on each process")
     name_kinds_and_ranks(axes.figure)
     picture(
         "What each process holds by ZeRO's stage on 1 to 4 processes. Stage 0 is "
@@ -265,9 +292,12 @@ def draw_kept(kept, weights):
     axes.axvline(weights / 1000, color=RED, lw=1)
     axes.text(170, -0.66, "all weights of the model", color=RED_INK, va="center", size=10)
     axes.set(xlabel="kept for backward on each process, kB", xlim=(0, 3600), ylim=(2.6, -0.95))
-    said = ", ".join(f"{size / 1000:,.0f} kB ({label})" for label, size in kept.items())
+    said = []
+    for label, size in kept.items():
+        name = label.replace("-\n", "-").replace("\n", " ")
+        said.append(f"{size / 1000:,.0f} kB ({name})")
     picture(
-        f"What a process keeps for the backward pass: {said}. All weights together are "
+        f"What a process keeps for the backward pass: {', '.join(said)}. All weights together are "
         f"{weights / 1000:.0f} kB."
     )
 
@@ -325,7 +355,7 @@ def draw_gathered(places):
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set(xlim=(-0.1, len(layers)), ylim=(heights[-1] - 0.5, 0.5))
-    looks = {"its shard": (BLUE, None), "the other rank's": (ORANGE, None), "gradient": (GREY, "////")}
+    looks = {"rank 0's shard": (BLUE, None), "rank 1's shard": (ORANGE, None), "gradient": (GREY, "////")}
     handles = []
     for colour, hatch in looks.values():
         handles.append(plt.Rectangle((0, 0), 1, 1, facecolor=tile(colour, 0.6), hatch=hatch, edgecolor=GREY))
@@ -344,6 +374,24 @@ def draw_half(axes, x, y, colour, is_there, hatch=None):
     fill = tile(colour, 0.6) if is_there else PAPER
     pattern = hatch if is_there else None
     axes.add_patch(plt.Rectangle((x, y), 0.42, 0.32, facecolor=fill, hatch=pattern, edgecolor=GREY, lw=0.6))
+
+
+def draw_orders():
+    """Which tensors the optimizer has if it is created before fully_shard, and after it."""
+    axes = canvas(5, 2.3, across=40, down=18.4)
+    for left, title, of_optimizer in ((0.3, "optimizer first", 2.6), (21.1, "fully_shard first", 9.6)):
+        axes.text(left, 17, title, weight="bold", size=10)
+        box(axes, left, 9.6, 7.4, 4.4, "model", colour=GREY)
+        box(axes, left, 2.6, 7.4, 4.4, "optimizer", colour=GREY)
+        box(axes, left + 10.6, 9.6, 7.8, 4.4, "shards", "gradients", BLUE)
+        arrow(axes, (left + 7.6, 11.8), (left + 10.4, 11.8))
+        end = (left + 10.4, of_optimizer + 1.8)
+        arrow(axes, (left + 7.6, 5), end, colour=RED if of_optimizer < 9 else INK)
+    box(axes, 10.9, 2.6, 7.8, 4.4, "old weights", "no gradients", RED)
+    picture(
+        "If the optimizer is created first, it still has the old weights, which get no gradients, while the "
+        "model has the shards. If fully_shard comes first, the optimizer and the model have the same shards."
+    )
 
 
 def draw_patchwork(seed_of_row):

@@ -166,8 +166,8 @@ SENTENCES = {
         "passes and the other only one, and the run would hang. So each process splits its images into as "
         "many batches as the largest shard needs.",
         "- model = workload": "No process builds the whole model any more, and the DDP wrapper goes.",
-        "+ with torch.device": "Instead, the model is built on `meta`, where it needs no memory, and the "
-        "function `shard`, which follows below, shards it.",
+        "+ with torch.device": "Instead, the model is built on `meta`, where it needs no memory, and the new "
+        "function `shard` shards it.",
         "+ checkpoints = Checkpoints": "If there is a checkpoint, `load_newest` loads the newest one and "
         "returns its epoch, and the loop starts after this epoch.",
         "correct = workload.count_correct": "There is no wrapper to unpack: `fully_shard` has changed "
