@@ -138,6 +138,30 @@ def draw_loading(tag, ranks):
     )
 
 
+def draw_ports():
+    """Two runs whose stores want one port, and a third run that takes a free port."""
+    axes = canvas(4.8, 3.6, across=16, down=11.8)
+    runs = (
+        (9.4, "another run", GREY, 8.0, INK),
+        (5.6, "torchrun", RED, 8.0, RED),
+        (1.8, "torchrun\n--standalone", GREEN, 2.8, GREEN),
+    )
+    for middle, name, colour, port, ink in runs:
+        box(axes, 0.1, middle - 1.1, 5.6, 2.2, name, colour=colour, size=9.5)
+        arrow(axes, (5.8, middle), (10.2, port), colour=ink)
+    ports = ((8.0, "port 29500, taken", GREY), (2.8, "a free port", GREEN))
+    for middle, words, colour in ports:
+        looks = {"facecolor": tile(colour, 0.35), "edgecolor": colour}
+        axes.add_patch(plt.Rectangle((10.3, middle - 1.1), 5.5, 2.2, lw=1.5, **looks))
+        axes.text(13.05, middle - 0.05, words, ha="center", va="center", size=9.5, color=DARK)
+    axes.plot(8.0, 6.8, "x", color=RED, ms=11, mew=3)
+    axes.text(13.05, 5.5, "address already\nin use", ha="center", va="center", size=9.5, color=RED_INK)
+    picture(
+        "The store of another run listens on port 29500. A torchrun whose store wants the same port fails: "
+        "the address is already in use. With --standalone, torchrun's store gets a free port."
+    )
+
+
 def draw_saving():
     """What the file holds while first rank 0 and then rank 1 save to it."""
     axes = canvas(5, 2.9, across=16, down=8.4)

@@ -144,3 +144,35 @@ def draw_families(families):
             below.append(said)
         alt.append(f"{title}: {parent}, and below it {'; '.join(below)}.")
     picture(f"Two trees of processes. {' '.join(alt)}")
+
+
+def draw_logs():
+    """Where the lines of two ranks go with --tee 3."""
+    axes = canvas(4.8, 5.0, across=16, down=16.4)
+    for rank in range(2):
+        left = 0.1 + 8.1 * rank
+        colour = RANKS[rank]
+        box(axes, left, 14.6, 7.7, 1.5, f"rank {rank}", colour=colour, size=10)
+        for number, stream in enumerate(("stdout", "stderr")):
+            corner = left + 4.0 * number
+            looks = {"facecolor": tile(colour, 0.45), "edgecolor": colour}
+            axes.add_patch(plt.Rectangle((corner, 9.6), 3.7, 2.5, **looks))
+            words = f"{rank}/\n{stream}.log"
+            axes.text(corner + 1.85, 10.8, words, ha="center", va="center", size=9.5, color=DARK)
+            arrow(axes, (corner + 1.85, 14.5), (corner + 1.85, 12.2), colour=colour)
+            arrow(axes, (corner + 1.85, 9.5), (corner + 1.85, 8.2), colour=colour)
+    axes.text(8, 13.3, "writes", ha="center", va="center", size=9.5)
+    axes.text(8, 8.85, "reads", ha="center", va="center", size=9.5)
+    words = "puts a prefix before each line"
+    box(axes, 0.1, 5.7, 15.8, 2.4, "torchrun", words, PINK, 9.5)
+    arrow(axes, (8, 5.6), (8, 4.6))
+    axes.add_patch(plt.Rectangle((0.1, 0.2), 15.8, 4.3, facecolor="none", edgecolor=GREY, lw=1.5))
+    axes.text(0.6, 3.7, "screen", weight="bold", size=9.5, va="center")
+    for rank in range(2):
+        line = f"rank {rank} | a line of rank {rank}"
+        looks = {"family": "monospace", "color": INK_OF_RANK[rank], "size": 9.5, "va": "center"}
+        axes.text(0.6, 2.4 - 1.3 * rank, line, **looks)
+    picture(
+        "Two ranks with --tee 3. Each rank writes its stdout and its stderr into two files of its own. "
+        "torchrun reads the four files, puts a prefix before each line, and prints the lines on the screen."
+    )

@@ -291,3 +291,37 @@ def draw_on_one(processes):
         f"and {mean:.2f}, the mean of the saved loss sums, which are "
         f"{' and '.join(f'{loss_sum:.2f}' for loss_sum in sums)}. The random state of rank 1 is not used."
     )
+
+
+def draw_orders(steps=40, done=30):
+    """Which batches, of which order, are trained before the kill and after each of three restarts."""
+    axes = canvas(5, 5.1, across=steps, down=17.6)
+    axes.set_xlim(-0.3, steps + 0.3)
+    rows = (
+        (14.4, "before the kill", 1, done, SKY, "order of epoch 2"),
+        (10.0, "restart: epoch begins again", 1, steps, SKY, "order of epoch 2, from its first batch"),
+        (5.6, "restart: no set_epoch", done + 1, steps, RED, "other order"),
+        (1.2, "restart: the lesson", done + 1, steps, SKY, "the rest"),
+    )
+    for bottom, title, first, last, colour, words in rows:
+        axes.text(0, bottom + 2.4, title, weight="bold", size=10, va="center")
+        looks = {"facecolor": tile(colour, 0.5), "edgecolor": colour}
+        axes.add_patch(plt.Rectangle((first - 1, bottom), last - first + 1, 1.6, lw=1.3, **looks))
+        middle = (first - 1 + last) / 2
+        axes.text(middle, bottom + 0.77, words, ha="center", va="center", size=9.5, color=DARK)
+        if first > 1:
+            skipped = plt.Rectangle((0, bottom), first - 1, 1.6, facecolor="none", edgecolor=INK, ls=":")
+            axes.add_patch(skipped)
+            words = "skipped, in the same order"
+            if colour == RED:
+                words = "skipped, in the other order"
+            axes.text((first - 1) / 2, bottom + 0.77, words, ha="center", va="center", size=9.5)
+    for x, words, side in ((0, "1", "left"), (done, f"{done}", "center"), (steps, f"{steps}", "right")):
+        axes.text(x, 0.4, words, ha=side, va="center", size=9.5)
+    axes.text(done / 2, 0.4, "batch of the epoch", ha="center", va="center", size=9.5)
+    picture(
+        f"An epoch of {steps} batches, of which {done} are trained before the kill, in the order of epoch 2. "
+        f"If the epoch begins again, all {steps} follow. Without set_epoch, {done} batches of another order "
+        "are skipped, and the rest of that order is trained. The lesson skips the batches that are done and "
+        "trains the rest of the same order."
+    )
