@@ -5,6 +5,7 @@ import statistics
 
 import matplotlib.pyplot as plt
 
+from parts import spans
 from show.pictures import BLUE, GREEN, INK, ORANGE, RED, SKY, picture, timeline
 
 COLOURS = {"forward": SKY, "backward": BLUE, "all_reduce": ORANGE, "update": GREEN}
@@ -116,13 +117,8 @@ def bars(step, *kinds):
 
 
 def covered(bars):
-    """The time under these bars, each moment counted once."""
-    total = 0.0
-    until = float("-inf")
-    for begin, end, _ in sorted(bars):
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
+    """The time under these bars."""
+    return spans.covered((begin, end) for begin, end, _ in bars)
 
 
 def hidden(step):

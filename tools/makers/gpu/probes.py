@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
 import workload
+from parts.spans import covered
 
 STEPS = ("repeatable", "plain", "input", "bf16", "channels_last", "benchmark", "fused", "compile")
 ROOM = 2  # pixels that an image may be moved
@@ -46,16 +47,6 @@ def say(values):
 def synchronize(device):
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-def covered(spans):
-    """The time in which at least one of these was at work: two streams may be at once."""
-    total = 0.0
-    reached = float("-inf")
-    for begin, end in sorted(spans):
-        total += max(0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
 
 
 def kind_of(kernel):
