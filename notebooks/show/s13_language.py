@@ -122,6 +122,36 @@ def draw_resumed(snapshot):
     )
 
 
+def draw_steps(steps, killed_after, resumed_after, every=2):
+    """The steps of an epoch in the run that was killed and in the run that resumed, and their snapshots."""
+    axes = canvas(5, 2.7, across=16, down=8.6)
+    runs = (
+        (5.2, "4 processes", range(1, killed_after + 1)),
+        (1.6, "2 processes", range(resumed_after + 1, steps + 1)),
+    )
+    for bottom, name, taken in runs:
+        axes.text(0, bottom + 0.7, name, va="center", size=9.5)
+        for step in range(1, steps + 1):
+            left = 3.7 + 1.23 * (step - 1)
+            if step not in taken:
+                continue
+            is_lost = step > resumed_after and step <= killed_after
+            fill = tile(RED, 0.6) if is_lost else tile(GREY, 0.3)
+            draw_part(axes, left, bottom, 1.1, 1.4, fill, step)
+            if step % every == 0:
+                axes.text(left + 0.55, bottom - 0.8, "▲", ha="center", va="center", size=10)
+    end = 3.7 + 1.23 * killed_after
+    axes.text(end + 0.1, 5.9, "killed", va="center", size=9.5, weight="bold", color=RED_INK)
+    axes.text(3.7, 7.9, "steps of epoch 2", va="center", size=9.5)
+    axes.text(10.2, 7.9, "▲ a snapshot", va="center", size=9.5)
+    axes.text(0, 0, "dark orange: taken twice, because no snapshot has it", va="center", size=9.5)
+    picture(
+        f"The {steps} steps of epoch 2. Four processes are killed after step {killed_after}; the last "
+        f"snapshot is from step {resumed_after}. Two processes continue with step {resumed_after + 1} and "
+        f"take the steps up to {steps}. The work of step {killed_after} is done twice."
+    )
+
+
 def draw_sent(sent):
     """The mesh, with lines as thick as what a rank sends in a step, and bars for each kind of collective."""
     figure = plt.figure(figsize=(5, 6))

@@ -259,3 +259,31 @@ def draw_rates(rates_by_sampler):
     axes.minorticks_off()
     axes.spines["left"].set_visible(False)
     picture(f"The learning rates of two workers with three trials each: {'; '.join(said)}.")
+
+
+def draw_images(train, validation, test):
+    """Which images a search uses for what, as bars as long as their numbers."""
+    axes = canvas(5, 3, across=16, down=9.4)
+    longest = train + validation
+    rows = (
+        (6.6, 0, train, BLUE, "training", "in every step"),
+        (
+            3.7,
+            9.5 * train / longest,
+            validation,
+            YELLOW,
+            "validation",
+            "after every epoch:\nprunes, chooses the best",
+        ),
+        (0.8, 0, test, GREY, "test", "once, for the best trial,\nwhen the search has ended"),
+    )
+    for bottom, left, count, colour, name, words in rows:
+        width = 9.5 * count / longest
+        axes.add_patch(plt.Rectangle((left, bottom), width, 1.5, facecolor=tile(colour, 0.6), edgecolor=GREY))
+        axes.text(0, bottom + 2, f"{count:,} {name} images", va="center", size=10)
+        axes.text(max(left + width, 3.4) + 0.3, bottom + 0.75, words, va="center", size=9)
+    picture(
+        f"{train:,} images train the models. After every epoch, {validation} images that are split off the "
+        f"training set decide which trials are pruned and which is best. {test} test images are read once, "
+        "for the best trial, when the search has ended."
+    )

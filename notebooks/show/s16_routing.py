@@ -338,3 +338,22 @@ def draw_stored(gradients):
     picture(
         f"A mesh of 2 x 2. {'; '.join(said)}. Ranks 0 and 2 share experts 0 and 1, ranks 1 and 3 the others."
     )
+
+
+def draw_biases(loads, biases):
+    """The load and the bias of each expert, step by step."""
+    figure, panels = plt.subplots(2, figsize=(4.6, 4.2), sharex=True)
+    steps = range(len(loads))
+    for expert, colour in enumerate(EXPERTS):
+        percent = [100 * load[expert] for load in loads]
+        own = [bias[expert] for bias in biases]
+        panels[0].plot(steps, percent, color=colour, lw=1.8, label=f"expert {expert}")
+        panels[1].plot(steps, own, color=colour, lw=1.8)
+    panels[0].set(title="load", ylabel="% of the tokens", ylim=(0, None))
+    panels[1].set(title="bias", xlabel="step")
+    figure.legend(loc="outside lower center", ncols=4, handlelength=1, columnspacing=1)
+    picture(
+        f"Above, the loads of four experts: in the first step expert 0 has {loads[0][0]:.0%} of the tokens, "
+        f"in the last {loads[-1][0]:.0%}. Below, their biases: that of expert 0 falls to "
+        f"{biases[-1][0]:.2f}, that of expert 3 rises to {biases[-1][3]:.2f}."
+    )

@@ -65,6 +65,18 @@ def test_13_two_ranks_part_where_their_printed_texts_do():
     assert f"they draw {first[at]!r} and {second[at]!r}." in alt("13_gpt", "Ranks 0 and 1 have texts")
 
 
+def test_13_the_picture_of_the_steps_resumes_where_the_run_did():
+    step = int(re.search(r"resumed in epoch 2 after step (\d+)", printed("13_gpt"))[1])
+    text = alt("13_gpt", "The 10 steps of epoch 2")
+    assert f"snapshot is from step {step}. Two processes continue with step {step + 1} and" in text
+
+
+def test_14_the_picture_of_the_images_has_the_numbers_of_the_commands():
+    train, test = map(int, re.search(r"--train-size (\d+) --test-size (\d+)", printed("14_tuning")).groups())
+    text = alt("14_tuning", f"{train * 9 // 10:,} images train the models.")
+    assert f"{train // 10} images that are split off" in text and f"{test} test images are read once" in text
+
+
 def test_14_the_median_is_that_of_the_complete_trials_and_needs_four():
     if find_spec("optuna") is None:
         pytest.skip("needs optuna: make tools installs it")
