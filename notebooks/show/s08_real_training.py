@@ -334,3 +334,20 @@ def draw_decisions(results, patience):
         "The right answers of two processes and their sum after each epoch, and the last epoch that each "
         f"would train with a patience of {patience}: {ends}."
     )
+
+
+def draw_batches(test_set, orders):
+    """The first images of the third batch of 30 in each order: {name: indices of the test images}."""
+    axes = canvas(5, 2, across=40, down=16)
+    said = []
+    for row, (name, order) in enumerate(orders.items()):
+        bottom = 9 - 8.6 * row
+        axes.text(0.2, bottom + 5.4, f"from a batch, {name}", weight="bold", size=10)
+        chosen = order[60:68]
+        for column, index in enumerate(chosen):
+            left = 0.2 + 5 * column
+            place = (left, left + 4.6, bottom, bottom + 4.6)
+            axes.imshow(test_set.images[index][0], cmap="gray", extent=place, aspect="auto")
+        labels = test_set.labels[chosen].tolist()
+        said.append(f"{name}: {', '.join(map(str, labels))}")
+    picture(f"The first eight digits of the third batch of test images. {'; '.join(said)}.")

@@ -394,6 +394,25 @@ def draw_orders():
     )
 
 
+def draw_files():
+    """The ten rows of the last layer's weight in the file of rank 0 alone, and in that of both ranks."""
+    axes = canvas(5, 2.3, across=40, down=18.4)
+    for left, name, ranks_in_file in ((4, "alone.pt", (0,)), (24, "together.pt", (0, 1))):
+        axes.text(left + 6, 16.6, name, ha="center", weight="bold", size=10)
+        for row in range(10):
+            owner = row // 5
+            fill = PAPER
+            if owner in ranks_in_file:
+                fill = tile(RANKS[owner], 0.6)
+            corner = left, 14.6 - 1.25 * row
+            axes.add_patch(plt.Rectangle(corner, 12, 1.25, facecolor=fill, edgecolor=GREY, lw=0.8))
+    axes.text(20, 0.3, "blue: rank 0's rows   orange: rank 1's rows   empty: missing", ha="center", size=9)
+    picture(
+        "The ten rows of the last layer's weight. The file that rank 0 saves alone has only the five rows of "
+        "rank 0. The file that is saved after gathering has the rows of both ranks."
+    )
+
+
 def draw_patchwork(seed_of_row):
     """The rows of a gathered weight, in the colour of the rank whose own model each of them comes from."""
     axes = canvas(5, 3.3, across=16, down=10.4)

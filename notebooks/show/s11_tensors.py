@@ -434,6 +434,51 @@ def draw_kept_tensors():
     )
 
 
+def draw_what_differs():
+    """What two ranks have if all is right, and with two of the mistakes: what differs is in colour."""
+    axes = canvas(5, 3.2, across=40, down=25.6)
+    columns = (
+        (8.6, "right", ()),
+        (19.4, "other images", ("images",)),
+        (30.2, "other seeds", ("not sharded",)),
+    )
+    for left, title, differs in columns:
+        axes.text(left + 4.6, 24.2, title, ha="center", weight="bold", size=10)
+        for rank in (0, 1):
+            top = 22.6 - 10.6 * rank
+            for row, name in enumerate(("images", "not sharded", "up")):
+                part = "same"
+                if name == "up":
+                    part = "same columns"
+                if name in differs:
+                    part = "own"
+                draw_origin(axes, (left, top - 2.2 - 2.9 * row), (9.2, 2.1), rank, part)
+    for rank in (0, 1):
+        top = 22.6 - 10.6 * rank
+        axes.text(0.2, top + 0.9, f"rank {rank}", va="center", weight="bold", size=9, color=INK_OF_RANK[rank])
+        for row, name in enumerate(("images", "embedding,\nnorms, head", "up")):
+            axes.text(8.2, top - 1.2 - 2.9 * row, name, ha="right", va="center", size=9)
+    axes.text(20, 0.3, "grey: as on one process   colour: different on each rank", ha="center", size=9)
+    picture(
+        "What two ranks have. If all is right, both have the same images and the same embedding, norms and "
+        "head, and each has its half of up. With other images, the images of the two ranks differ. With "
+        "other seeds, their embedding, norms and head differ, but the halves of up belong together."
+    )
+
+
+def draw_origin(axes, corner, size, rank, part):
+    """Grey if it is as on one process, or in the rank's colour if each rank has its own."""
+    left, bottom = corner
+    width, height = size
+    fill = tile(GREY, 0.5)
+    if part == "own":
+        fill = tile(RANKS[rank], 0.7)
+    if part == "same columns":
+        left, width = left + rank * width / 2, width / 2
+    axes.add_patch(plt.Rectangle((left, bottom), width, height, facecolor=fill, lw=0))
+    axes.add_patch(plt.Rectangle(corner, *size, fill=False, edgecolor=GREY, lw=1))
+
+
 def draw_heads():
     """The 32 columns of the query matrix: which of them make a head, and which rank holds it."""
     axes = canvas(4.4, 4.4, across=33.5, down=21)
