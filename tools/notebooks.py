@@ -114,7 +114,7 @@ STACK = r"Traceback \(most recent call last\)|^\s+File \"[^\"]+\", line \d+"
 
 def complaints(path, notebook):
     """What breaks a rule in a notebook as it is stored, one line for each."""
-    found = shown(path.name, notebook)
+    found = shown(path.name, notebook) + too_long(path.name, notebook)
     if path.stat().st_size > BYTES:
         found.append(f"{path.name} has {path.stat().st_size:,} bytes, more than {BYTES:,}")
     seconds = notebook.metadata.get("rungs", {}).get("seconds")
@@ -139,11 +139,17 @@ def shown(name, notebook):
                     found.append(f"{where} shows {what}: {match[0]}")
             if not may_show_a_stack and re.search(STACK, text, re.M):
                 found.append(f"{where} shows a stack trace, and no tag says that this is the point")
-        lines = len(cell.source.splitlines())
-        if cell.cell_type == "code" and lines > 40:
-            found.append(f"{where} has {lines} lines of code, more than 40")
         if any(output["output_type"] == "error" for output in cell.get("outputs", [])):
             found.append(f"{where} failed")
+    return found
+
+
+def too_long(name, notebook):
+    found = []
+    for number, cell in enumerate(notebook.cells, 1):
+        lines = len(cell.source.splitlines())
+        if cell.cell_type == "code" and lines > LONGEST:
+            found.append(f"{name}, cell {number} has {lines} lines of code, more than {LONGEST}")
     return found
 
 
@@ -170,6 +176,7 @@ def missing(stem, notebook):
 
 
 LONG = 25  # lines of a cell
+LONGEST = 40
 IN_A_ROW = 4  # cells
 
 
@@ -326,7 +333,10 @@ def main(stems):
     alone = []
     for path in chosen:
         notebook = read(path)
-        diffs.check_sentences(notebook)  # before minutes are spent on executing cells
+        # Before minutes are spent on executing cells.
+        diffs.check_sentences(notebook)
+        if found := too_long(path.name, notebook):
+            sys.exit("error: " + "\n".join(found))
         if notebook.metadata.get("rungs", {}).get("alone"):
             alone.append(path)
         else:

@@ -376,6 +376,16 @@ def test_a_notebook_that_breaks_a_rule_is_not_written(made_again, tmp_path):
         refused.unlink()
 
 
+def test_a_cell_that_is_too_long_is_refused_before_anything_is_executed(monkeypatch):
+    long = made("x")
+    long.cells[0].source = "print()\n" * 41
+    monkeypatch.setattr(notebooks, "read", lambda path: long)
+    monkeypatch.setattr(notebooks, "make", lambda path: pytest.fail("it was executed"))
+    line = "error: 05_snapshots.ipynb, cell 1 has 41 lines of code, more than 40"
+    with pytest.raises(SystemExit, match=re.escape(line)):
+        notebooks.main(["05_snapshots"])
+
+
 def test_failed_cells_old_runs_and_what_drifted_are_found(tmp_path):
     path, notebook = tmp_path / "n.ipynb", made("x")
     nbformat.write(notebook, path)
