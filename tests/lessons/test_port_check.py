@@ -160,6 +160,67 @@ def test_a_run_that_has_failed_does_not_show_that_the_batches_are_its_own(promis
     assert promises.own_batches(runs) == ("not seen", "the run did not end", "")
 
 
+@pytest.fixture
+def runs(promises):
+    """The module of one run, which promises.py has imported."""
+    return sys.modules["runs"]
+
+
+def test_a_run_leaves_what_was_seen_but_no_copy_of_the_folder(runs, monkeypatch, tmp_path):
+    """A copy can take 1 GiB, and check.py makes several runs."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "my.py").write_text("print(1)\n")
+    monkeypatch.chdir(mine)
+    copied = []
+
+    def wait(this):
+        copied.append(content_of(this.work))
+        return True
+
+    monkeypatch.setattr(runs, "launch", lambda this: None)
+    monkeypatch.setattr(runs, "wait", wait)
+    monkeypatch.setattr(runs, "end", lambda this: None)
+    this = runs.run([], label="one process", folder=tmp_path / "run", command=[])
+    assert copied == [{"my.py": b"print(1)\n"}]
+    assert this.seen.exists() and not this.work.exists()
+
+
+def test_a_run_ends_its_own_processes_and_none_of_another_run(runs):
+    started = []
+    try:
+        for seen in ("/one", "/other"):
+            words = [sys.executable, "-c", "import time; time.sleep(60)"]
+            started.append(subprocess.Popen(words, env=os.environ | {"PORT_SEEN": seen}))
+        found = [process.pid for process in runs.processes_of("/one")]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert found == [started[0].pid]
+
+
+STACK = """Fatal Python error: Aborted
+
+Current thread 0x00007f0000000000 (most recent call first):
+  File "/python/torch/{inner}", line 829 in inner
+  File "{work}/my.py", line 46 in train
+"""
+
+
+@pytest.mark.parametrize(
+    ("inner", "row"),
+    [("_engine_run_backward.py", "an-incomplete-last-batch"), ("distributed.py", "evaluation")],
+)
+def test_a_process_that_a_signal_ended_has_a_line_and_a_row_of_the_page(runs, tmp_path, inner, row):
+    this = runs.Run(label="", folder=tmp_path, command=[])
+    this.seen.mkdir()
+    (this.seen / "0.1.crash").write_text("")
+    (this.seen / "1.2.crash").write_text(STACK.format(work=this.work, inner=inner))
+    text = "rank 1 was ended by a signal (Aborted) in my.py:46"
+    assert runs.signal_of(this) == (text, row)
+
+
 def test_it_names_rows_that_the_page_has():
     text = (PORT / "promises.py").read_text() + (PORT / "runs.py").read_text()
     rows = set(re.findall(r'"([a-z]+(?:-[a-z]+)+|reducelronplateau|evaluation)"', text))
