@@ -28,6 +28,7 @@ from show import s02_replicas as replicas
 from show import s02a_collectives as collectives
 from show import s03a_rings as rings
 from show import s06_nodes as nodes
+from show import s10_pipelines as pipelines
 from show import s11_tensors as tensors
 from show import s13a_dry as dry
 from show import s18a_budget as budget
@@ -206,6 +207,17 @@ def test_after_an_error_and_a_hang_they_are_started_anew_and_in_the_end_they_are
     first, second = ranks.running
     ranks.close()
     assert first.process.returncode == second.process.returncode == 0, "they end by themselves"
+
+
+def test_a_picture_of_time_says_who_waited_and_keeps_its_line_for_the_tables(out, monkeypatch):
+    said = []
+    monkeypatch.setattr(collectives, "picture", lambda alt, figure: said.append(alt))
+    ranks = collectives.Ranks(2)
+    monkeypatch.setattr(ranks, "wait", lambda line, late: [0.5, 0.0])
+    assert ranks.picture_of_time("barrier", "dist.barrier()", late=1) == [0.5, 0.0]
+    assert said[0].startswith("barrier. Rank 1 is half a second late.")
+    assert said[0].endswith("rank 0 0.5 s, rank 1 0.0 s")
+    assert ranks.lines == {"barrier": "dist.barrier()"}
 
 
 @pytest.mark.quick("10_pipeline", "11_tensor_parallel")
@@ -503,6 +515,36 @@ def test_the_timeline_of_18a_is_of_the_step_with_the_median_length(out, monkeypa
         assert f"after backward:\n{end - begin:.0f} ms" in texts
         band = axes.patches[0]
         assert (band.get_x(), band.get_width()) == (begin, end - begin)
+
+
+def test_what_18a_says_about_a_slow_link_is_checked():
+    """The right numbers keep all rules. Each row of `wrong` breaks one of them."""
+
+    def row(shown, hidden, head_start):
+        return {"communication, not hidden": shown, "hidden": hidden, "head start": head_start}
+
+    least = {"all gradients": 100, "embedding": 60}
+    right = {"whole": row(90, 10, 20), "small": row(70, 30, 40), "half": row(40, 15, 20)}
+    right["both"] = row(35, 20, 40)
+    budget.check(right, least)
+    wrong = {"whole": row(80, 9, 20), "small": row(50, 45, 50), "half": row(71, 1, 20)}
+    wrong["both"] = row(35, 41, 40)
+    for setting, numbers in wrong.items():
+        with pytest.raises(AssertionError):
+            budget.check(right | {setting: numbers}, least)
+
+
+# ---- notebook 10 --------------------------------------------------------------------------------
+
+
+def test_the_picture_of_a_step_by_hand_gives_each_device_its_share(out, monkeypatch, capsys):
+    """The first device works for 1 + 3 of 10 seconds, and the second one for 2 + 4."""
+    said = []
+    monkeypatch.setattr(pipelines, "picture", said.append)
+    pipelines.draw_by_hand([5, 6, 8, 12, 15])
+    assert "The first works for 40% of the time, the second for 60%." in said[0]
+    printed = capsys.readouterr().out
+    assert printed == "the first device works for 40% of the step, the second for 60%\n"
 
 
 # ---- notebooks 11 and 13a -----------------------------------------------------------------------

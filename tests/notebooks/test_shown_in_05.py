@@ -3,6 +3,9 @@
 import difflib
 import re
 
+import matplotlib.pyplot as plt
+
+from show import crashes
 from tests.helpers.shown import alts, printed, table
 from tools import notebooks
 from tools.lessons import ROOT
@@ -48,6 +51,20 @@ def test_the_picture_of_a_snapshot_adds_up_to_the_file():
     assert small == sizes["scheduler"] + sizes["epoch"]
     assert model + optimizer + rest == whole
     assert f"the file: {whole:,} bytes" in printed("05_snapshots")
+
+
+def test_the_picture_of_the_losses_marks_the_snapshot_and_the_kill(monkeypatch):
+    said = []
+    monkeypatch.setattr(crashes, "picture", said.append)
+    whole = [(step, 0.0, 2.5 - step / 10) for step in range(1, 13)]
+    crashes.draw_loss(whole, before=whole[:9], after=whole[6:], same_bytes=True)
+    axes = plt.gca()
+    texts = [text.get_text() for text in axes.texts]
+    marked = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"]
+    plt.close("all")
+    assert marked == [6, 9]
+    assert "killed after step 9" in texts and "resumed from\nthe snapshot\nof step 6" in texts
+    assert "after step 9 and resumes from the snapshot of step 6, so it takes 3 steps twice" in said[0]
 
 
 def test_the_picture_of_the_learning_rates_shows_what_the_text_says():

@@ -103,6 +103,16 @@ def test_14_the_running_trials_of_dead_workers_are_marked_as_failed_and_wait_to_
     assert "RUNNING" not in after and 0 < after.count("WAITING") <= len(running)
 
 
+@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
+def test_15_the_picture_of_the_blocks_names_the_rank_that_holds_each_chunk(order):
+    """A text of six chunks of two positions, on three ranks."""
+    held = {}
+    for chunk, rank in contexts.owners_of_chunks(3, order).items():
+        held.setdefault(rank, []).extend([2 * chunk, 2 * chunk + 1])
+    for rank in range(3):
+        assert sorted(held[rank]) == sorted(positions_of(rank, 3, order, 12).tolist())
+
+
 def test_15_the_costs_of_the_picture_are_those_of_the_table():
     text = alt("15_context_parallel", "What a process sends and keeps")
     for processes, way, _, sends, _, keeps in rows_of_three_ways():
