@@ -493,6 +493,18 @@ def test_the_command_searches_16_384_gpus_in_two_seconds():
     assert time.process_time() - start < 2
 
 
+def test_the_columns_of_the_search_show_the_way_that_their_heads_name():
+    """All numbers differ here, so a number in the wrong column is noticed."""
+    ways = {"tensor_parallel": 2, "pipeline": 3, "interleave": 4, "context_parallel": 5, "expert_parallel": 6}
+    ways |= {"micro_batch": 7, "stage": 8, "replicate": 9, "recompute": "full"}
+    found = plans.plan(job())
+    found |= {"job": found["job"] | ways, "data_parallel": 1024}
+    row = dict(zip(search.HEAD, search.cells(found), strict=True))
+    assert [row["data"], row["tensor"], row["pipeline"]] == ["1,024", "2", "3 x 4"]
+    assert [row["context"], row["expert"], row["texts"]] == ["5", "6", "7"]
+    assert [row["again"], row["ZeRO"]] == ["full", "8 x 9"]
+
+
 def test_the_command_plays_the_same_with_one_seed(capsys):
     options = "--params 70e9 --gpus 1024 --tensor-parallel 8 --spares 0 --repair-hours 6"
     words, said = options.split(), []

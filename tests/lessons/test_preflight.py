@@ -141,6 +141,18 @@ def test_which_links_are_slow(names, device, expected, slow):
         assert line.startswith(f"the link {speeds.index(min(speeds))} -> ")
 
 
+@pytest.mark.parametrize(("second", "problems"), [("a", 0), ("b", 2)])
+def test_the_interface_matters_only_between_hosts(monkeypatch, second, problems):
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    interfaces = {"eth0": {"address": "10.0.0.1", "speed": 0}, "eth1": {"address": "192.168.7.1", "speed": 0}}
+    rank = {"interfaces": interfaces, "address": "192.168.7.1", "route": "10.0.0.1"}
+    page = preflight.Page()
+    preflight.show_addresses(page, [rank | {"host": "a"}, rank | {"host": second}])
+    assert len(page.problems) == problems
+    for problem in page.problems:
+        assert problem.endswith("set GLOO_SOCKET_IFNAME=eth0 and NCCL_SOCKET_IFNAME=eth0")
+
+
 @pytest.mark.long
 def test_the_interface_to_take_is_named(three):
     for number in (1, 2, 3):

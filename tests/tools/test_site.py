@@ -1,5 +1,6 @@
 """The site says what the repository says, needs nothing from outside, and can be read by everybody."""
 
+import base64
 import contextlib
 import difflib
 import functools
@@ -14,6 +15,7 @@ import subprocess
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
@@ -601,6 +603,21 @@ def test_the_slides_have_every_card_and_a_picture_for_each_idea(tmp_path):
     )
     loaded = r'<script |<img (?!src="_static/slides/)|<link (?!rel="icon" href="_static/)|href="http'
     assert not re.search(loaded, page), "it needs nothing from elsewhere"
+
+
+def test_a_slide_shows_the_first_picture_of_the_notebook(tmp_path):
+    cells = [{"source": "a cell of text"}, {"outputs": [{"data": {"text/plain": "1"}}]}]
+    for number in (1, 2):
+        data = {"image/png": [base64.b64encode(f"picture {number}".encode()).decode()]}
+        output = {"data": data, "metadata": {"image/png": {"alt": f"Picture {number}."}}}
+        cells.append({"outputs": [output]})
+    path = tmp_path / "some.ipynb"
+    lesson = SimpleNamespace(notebooks=[SimpleNamespace(path=path, stem="some")])
+    path.write_text(json.dumps({"cells": cells}))
+    assert deck.picture(lesson) == (b"picture 1", "Picture 1.")
+    path.write_text(json.dumps({"cells": cells[:2]}))
+    with pytest.raises(ValueError, match="some has no picture"):
+        deck.picture(lesson)
 
 
 SIZES = """[...document.querySelectorAll("section")].map((slide) => {
