@@ -24,7 +24,19 @@ from xml.etree import ElementTree
 import mutants
 import pytest
 import torch
-from grader import batch, causes, comparing, exercises, hints, plugin, ranks, seccomp, submissions, walls
+from grader import (
+    batch,
+    causes,
+    comparing,
+    exercises,
+    hints,
+    plugin,
+    ranks,
+    seccomp,
+    submissions,
+    walls,
+    who_waits,
+)
 from grader.results import Verdict
 from grader.server import ForkServer
 from grader.settings import HERE, SANDBOX, SOLUTIONS, STARTERS
@@ -166,6 +178,17 @@ def test_broadcasts_from_different_ranks_say_so(grade):
     came = grade(SOLUTION.replace("src=0", "src=dist.get_rank()"), "03.1a")["03.1a"].came
     words = " of src: rank 0 with src=0, rank 1 with src=1"
     assert "; the ranks call broadcast number 1 (line " in came and came.endswith(words), came
+
+
+def test_of_several_broadcasts_from_different_ranks_the_first_is_named():
+    found = {}
+    for rank in (0, 1):
+        events = []
+        for number, root in ((1, 0), (2, rank), (3, rank)):
+            events.append({"phase": "begin", "event": "broadcast", "number": number, "root": root})
+        found[rank] = {"events": events}
+    words = "the ranks call broadcast number 2 with different values of src: "
+    assert who_waits.different_roots(found) == words + "rank 0 with src=0, rank 1 with src=1"
 
 
 THREE = torch.tensor([1.0, 2.0, 3.0])

@@ -446,6 +446,19 @@ def test_what_is_not_contained_well_enough_needs_a_word(tmp_path, monkeypatch):
             assert refused(there, "--doctor").startswith(words)
 
 
+def test_another_user_contains_nothing_if_that_user_can_read_the_solutions(monkeypatch, tmp_path):
+    """On a kernel without Landlock, only the mode of a folder hides the solutions."""
+    monkeypatch.setattr(walls, "python_is_closed", lambda: "")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setattr(walls, "HERE", tmp_path / "missing")
+    monkeypatch.setattr(walls, "SOLUTIONS", Path("/usr"))
+    monkeypatch.setattr(limits, "landlock_version", lambda: 0)
+    assert walls.no_other_user().startswith("another user can read /usr, and there is no Landlock: ")
+    monkeypatch.setattr(limits, "landlock_version", lambda: 1)
+    assert walls.no_other_user() == ""
+
+
 def test_bad_words_get_one_line(monkeypatch, tmp_path):
     put({"class/ada/a.py": ""}, tmp_path)
     said = refused(monkeypatch, tmp_path / "class", "--student", "adda", "--force")

@@ -1,5 +1,10 @@
 """The kill matrix, small. `make chaos KILLS=300` is the large one."""
 
+import signal
+import subprocess
+import sys
+import threading
+
 import pytest
 
 from tests.helpers.lines import column
@@ -16,6 +21,25 @@ def test_a_run_survives_every_way_to_be_killed_and_goes_on_soon(forks, tmp_path)
     assert sorted(column(rows, "kind")) == sorted(SOON)
     assert set(column(rows, "processes")) == {2}
     assert max(row["seconds"] for row in rows) < 10
+
+
+def test_a_run_is_ended_even_if_its_agent_has_not_written_its_number_yet(tmp_path):
+    """All tests share one fork server, so a run that goes on would disturb the next test."""
+    run = object.__new__(chaos.Run)
+    run.folder = tmp_path
+    agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    run.thread = threading.Thread(target=agent.wait)
+    run.thread.start()
+    number = threading.Timer(0.5, (tmp_path / ".pid").write_text, [str(agent.pid)])
+    number.start()
+    try:
+        run.end()
+        assert run.ended()
+    finally:
+        agent.kill()
+        number.join()
+        run.thread.join()
+    assert agent.returncode == -signal.SIGKILL
 
 
 @pytest.mark.night
