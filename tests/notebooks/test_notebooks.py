@@ -134,7 +134,7 @@ def test_the_list_of_notebooks_has_the_question_of_each():
 def elsewhere(tmp_path_factory):
     """This repository, as git would clone it, with what has not been committed yet."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    for name in ("lessons", "notebooks"):
+    for name in ("lessons", "notebooks", "tools"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.com")
     for line in (("init", "--quiet"), ("add", "."), (*who, "commit", "--quiet", "--message", "all")):
