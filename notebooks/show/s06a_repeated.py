@@ -2,7 +2,23 @@
 
 import matplotlib.pyplot as plt
 
-from show.pictures import DARK, GREEN, GREY, INK, RANKS, RED, SKY, YELLOW, arrow, box, canvas, picture, tile
+from show.left_out import differing
+from show.pictures import (
+    BLUE,
+    DARK,
+    GREEN,
+    GREY,
+    INK,
+    RANKS,
+    RED,
+    SKY,
+    YELLOW,
+    arrow,
+    box,
+    canvas,
+    picture,
+    tile,
+)
 from show.rank_inks import GREEN_INK, INK_OF_RANK, RED_INK
 
 
@@ -16,11 +32,12 @@ def wait_for(running):
 
 
 def snapshots_before(killed_after, steps, every):
-    """The steps of the run after which there was a snapshot: every so many of an epoch, and its last."""
+    """The steps of the run after which there was a snapshot. The lesson counts from the epoch's begin, so
+    an epoch ends without a snapshot if its number of steps is no multiple of `every`."""
     saved = []
     for step in range(1, killed_after):
         step_of_epoch = (step - 1) % steps + 1
-        if step_of_epoch % every == 0 or step_of_epoch == steps:
+        if step_of_epoch % every == 0:
             saved.append(step)
     return saved
 
@@ -79,7 +96,8 @@ def draw_repeated(steps, every, killed_after):
         draw_bar(axes, bottom, killed_after + 1, end, SKY)
         draw_words(axes, bottom, killed_after + 1, end, "new", color=DARK)
         said.append(
-            f"{lesson} has saved {kept} steps and repeats {repeated}"
+            f"{lesson} has snapshots after steps {', '.join(map(str, saved))}. It has saved {kept} steps and "
+            f"repeats {repeated}"
             + (f", after skipping the {skipped} finished steps of the epoch" if skipped else "")
         )
     axes.set(xlim=(-1, end + 1), ylim=(-0.7, 7.2), xlabel="step of the run")
@@ -97,48 +115,50 @@ def draw_repeated(steps, every, killed_after):
     )
 
 
-def draw_processes(processes):
-    """What a snapshot gathers from the processes: {"random": state, "loss_sum": sum} of each rank."""
-    axes = canvas(5, 5, across=16, down=14.6)
-    width = 15.6 / len(processes)
-    sums = []
-    for rank, own in enumerate(processes):
-        left = 0.2 + width * rank
-        colour = RANKS[rank]
-        loss_sum = f"loss sum {float(own['loss_sum']):.2f}"
-        sums.append(loss_sum)
-        axes.text(left + width / 2, 14.0, f"rank {rank}", ha="center", weight="bold", color=INK_OF_RANK[rank])
-        for bottom, words in ((12.0, "random state"), (10.4, loss_sum)):
-            for place in (bottom, bottom - 8.9):
-                axes.add_patch(
-                    plt.Rectangle((left + 0.4, place), width - 0.8, 1.3, facecolor=tile(colour, 0.45), lw=0)
-                )
-                axes.text(
-                    left + width / 2, place + 0.62, words, ha="center", va="center", size=9.5, color=DARK
-                )
-        arrow(axes, (left + width / 2, 10.3), (left + width / 2, 9.3))
-    box(axes, 0.1, 7.8, 15.8, 1.4, "all_gather_object", colour=RED)
-    arrow(axes, (0.2 + width / 2, 7.7), (0.2 + width / 2, 6.9), colour=RANKS[0])
-    axes.text(0.7 + width / 2, 7.3, "rank 0 writes", va="center", size=9.5, color=INK_OF_RANK[0])
-    axes.add_patch(plt.Rectangle((0.1, 0.2), 15.8, 6.6, facecolor="none", edgecolor=GREEN, lw=1.5))
-    axes.text(8, 6.2, "snapshot", ha="center", va="center", weight="bold", color=GREEN_INK)
-    words = "model, optimizer, scheduler, epoch, step"
-    axes.text(8, 5.2, words, ha="center", va="center", size=9.5)
-    axes.text(8, 0.8, "processes", ha="center", va="center", size=9.5)
+def draw_duties():
+    """Where the parts of a snapshot come from: what is the same in both ranks, and what each has alone."""
+    axes = canvas(5, 5.6, across=16, down=16.6)
+    kinds = ("random state", "sum of losses")
+    for rank in (0, 1):
+        left = 0.4 + 7.8 * rank
+        middle = left + 3.7
+        axes.text(middle, 16.0, f"rank {rank}", ha="center", weight="bold", color=INK_OF_RANK[rank])
+        draw_part(axes, left, 14.0, 7.4, "model, optimizer, scheduler", GREY)
+        for number, kind in enumerate(kinds):
+            draw_part(axes, left, 12.4 - 1.6 * number, 7.4, kind, RANKS[rank])
+            draw_part(axes, left, 2.0 - 1.6 * number, 7.4, kind, RANKS[rank])
+        arrow(axes, (middle, 10.7), (middle, 9.6))
+    box(axes, 0.1, 8.2, 15.8, 1.3, "all_gather_object", colour=RED)
+    arrow(axes, (4.1, 8.1), (4.1, 7.0), colour=RANKS[0])
+    words = "rank 0 adds the grey parts, and writes"
+    axes.text(4.6, 7.55, words, va="center", size=9.5, color=INK_OF_RANK[0])
+    axes.add_patch(plt.Rectangle((0.1, 0.1), 15.8, 6.8, facecolor="none", edgecolor=GREEN, lw=1.5))
+    axes.text(8, 6.25, "snapshot", ha="center", va="center", weight="bold", color=GREEN_INK)
+    draw_part(axes, 0.4, 3.95, 7.4, "model, optimizer, scheduler", GREY)
+    draw_part(axes, 8.2, 3.95, 7.4, "epoch, step", GREY)
     picture(
-        f"What a snapshot gathers. Each rank has its own random state and its own sum of losses "
-        f"({', '.join(sums)}). all_gather_object brings them together, and rank 0 writes them into the "
-        "snapshot, beside the model, the optimizer, the scheduler, the epoch and the step."
+        "What a snapshot gathers from two ranks. The model, the optimizer and the scheduler are the same in "
+        "both. Each rank has its own random state and its own sum of losses. all_gather_object brings these "
+        "together, and rank 0 writes them into the snapshot, with the model, the optimizer, the scheduler, "
+        "the epoch and the step."
     )
+
+
+def draw_part(axes, left, bottom, width, words, colour, height=1.35):
+    """A filled box with words: what a rank has, or a part of a snapshot."""
+    looks = {"facecolor": tile(colour, 0.45), "edgecolor": colour, "lw": 1}
+    axes.add_patch(plt.Rectangle((left, bottom), width, height, **looks))
+    middle = left + width / 2, bottom + height / 2 - 0.03
+    axes.text(*middle, words, ha="center", va="center", size=9.5, color=DARK)
 
 
 def draw_skipping(steps=16, done=6):
     """The resumed epoch, with the right and the wrong moment for restoring the random state."""
-    axes = canvas(5, 3.7, across=steps + 0.4, down=9.6)
+    axes = canvas(5, 4.1, across=steps + 0.4, down=10.6)
     axes.set_xlim(-0.3, steps + 0.1)
     cases = (
-        (5.6, done, "restored after skipping", "the saved state"),
-        (0.6, 0, "restored before skipping", "a later state"),
+        (6.6, done, "restored after skipping", "the saved state"),
+        (1.2, 0, "restored before skipping", "a later state"),
     )
     for bottom, restored_at, title, state in cases:
         right = restored_at == done
@@ -150,19 +170,54 @@ def draw_skipping(steps=16, done=6):
             else:
                 colour = SKY if right else RED
                 patch = plt.Rectangle(corner, 0.84, 1.2, facecolor=tile(colour, 0.55), lw=0)
-                axes.text(step - 0.5, bottom + 0.58, step, ha="center", va="center", size=9, color=DARK)
             axes.add_patch(patch)
+            ink = INK if step <= done else DARK
+            axes.text(step - 0.5, bottom + 0.58, step, ha="center", va="center", size=9, color=ink)
         x = restored_at + 0.02
         arrow(axes, (x, bottom + 2.6), (x, bottom + 1.2), colour=GREEN)
         axes.text(x + 0.3, bottom + 2.2, "restore", size=9.5, color=GREEN_INK, va="center")
-        axes.text(done / 2, bottom - 0.5, "loaded, dropped", size=9.5, ha="center", va="center")
-        words = f"dropout draws from {state}"
-        axes.text((done + steps) / 2, bottom - 0.5, words, size=9.5, ha="center", va="center")
+        words = "skipped: the\nloader draws"
+        axes.text(done / 2, bottom - 0.75, words, size=9.5, ha="center", va="center")
+        words = f"trained: dropout draws\nfrom {state}"
+        axes.text((done + steps) / 2, bottom - 0.75, words, size=9.5, ha="center", va="center")
     picture(
         f"An epoch of {steps} steps is resumed after step {done}. Batches 1 to {done} are loaded and "
-        "dropped, which uses up random numbers. If the random state is restored after that, dropout draws "
-        "from the saved state, as in the uninterrupted run. If it is restored before, dropout draws from a "
-        "later state, and the run is a different one."
+        "dropped, for which the loader uses up random numbers. If the random state is restored after that, "
+        "dropout draws from the saved state, as in the uninterrupted run. If it is restored before, dropout "
+        "draws from a later state, and the run is a different one."
+    )
+
+
+def draw_differences(runs, next_epoch_after):
+    """How far the weights of each resumed run are from the uninterrupted run: {left out: after each step}."""
+    axes = plt.subplots(figsize=(5, 3.5))[1]
+    looks = {
+        "scheduler": (RED, RED_INK, "-"),
+        "random states": (BLUE, INK_OF_RANK[0], "--"),
+        "settle": (GREEN, GREEN_INK, "-."),
+    }
+    said = []
+    for name, distances in runs.items():
+        steps, far = differing(distances)
+        colour, ink, style = looks[name]
+        axes.plot(steps, far, style, color=colour, lw=2.5)
+        axes.plot(steps[0], far[0], "o", color=colour, ms=6)
+        place, side = (26, max(far) * 3), "right"
+        if name == "random states":
+            place, side = (1, far[0] * 0.1), "left"
+        axes.text(*place, name, color=ink, ha=side, va="center", weight="bold")
+        said.append(f"without {name}, from step {steps[0]} on, by up to {max(far):.1g}")
+    axes.axvline(next_epoch_after + 0.5, color=GREY, lw=1, ls=":")
+    place = axes.get_xaxis_transform()  # steps across, and parts of the height
+    axes.text(next_epoch_after + 0.8, 0.36, "epoch 3", size=9.5, transform=place)
+    axes.set(yscale="log", ylim=(1e-10, 1), xlabel="steps since the snapshot")
+    axes.set_title("What was left out")
+    axes.set_ylabel("largest difference of a weight")
+    axes.set_yticks([1e-9, 1e-6, 1e-3])
+    axes.minorticks_off()
+    picture(
+        "How far the weights of a resumed run are from the weights of an uninterrupted run, after each step: "
+        f"{'; '.join(said)}. The curves are drawn from the first difference on."
     )
 
 
@@ -262,30 +317,22 @@ def draw_settling():
 
 def draw_on_one(processes):
     """What a single process takes from a snapshot of two: {"random": state, "loss_sum": sum} of each rank."""
-    axes = canvas(4.8, 4.4, across=16, down=13.6)
+    axes = canvas(5, 4.0, across=16, down=12.4)
     sums = [float(own["loss_sum"]) for own in processes]
     mean = sum(sums) / len(sums)
-    width = 15.6 / len(processes)
-    axes.add_patch(plt.Rectangle((0.1, 7.4), 15.8, 6.0, facecolor="none", edgecolor=GREEN, lw=1.5))
-    axes.text(8, 12.7, "snapshot: processes", ha="center", va="center", weight="bold", color=GREEN_INK)
+    axes.add_patch(plt.Rectangle((0.1, 8.0), 15.8, 4.3, facecolor="none", edgecolor=GREEN, lw=1.5))
+    axes.text(8, 11.6, "snapshot: processes", ha="center", va="center", weight="bold", color=GREEN_INK)
     for rank, loss_sum in enumerate(sums):
-        left = 0.6 + width * rank
-        for bottom, words in ((10.2, f"loss sum {loss_sum:.2f}"), (8.1, f"random state of rank {rank}")):
-            looks = {"facecolor": tile(RANKS[rank], 0.45), "edgecolor": RANKS[rank]}
-            axes.add_patch(plt.Rectangle((left, bottom), width - 0.9, 1.5, **looks))
-            middle = left + width / 2 - 0.45
-            axes.text(middle, bottom + 0.72, words, ha="center", va="center", size=9.5, color=DARK)
-    axes.text(11.9, 6.7, "not used", ha="center", va="center", size=9.5, color=RED_INK)
-    axes.add_patch(plt.Rectangle((0.1, 0.2), 15.8, 5.6, facecolor="none", edgecolor=RANKS[0], lw=1.5))
-    axes.text(11.9, 1.7, "the single process", ha="center", weight="bold", color=INK_OF_RANK[0])
-    for left, bottom, words in ((4.5, 3.4, f"loss sum {mean:.2f}"), (0.6, 1.2, "random state of rank 0")):
-        looks = {"facecolor": tile(RANKS[0], 0.45), "edgecolor": RANKS[0]}
-        axes.add_patch(plt.Rectangle((left, bottom), width - 0.9, 1.5, **looks))
-        middle = left + width / 2 - 0.45
-        axes.text(middle, bottom + 0.72, words, ha="center", va="center", size=9.5, color=DARK)
-    arrow(axes, (2.5, 8.0), (2.5, 2.8), colour=RANKS[0])
-    arrow(axes, (7.95, 10.9), (7.95, 5.0))
-    axes.text(8.3, 6.7, "mean", va="center", size=9.5)
+        draw_part(axes, 0.4 + 11.65 * rank, 8.4, 3.5, f"random state\nof rank {rank}", RANKS[rank], 2.4)
+        draw_part(axes, 4.35 + 3.8 * rank, 8.4, 3.5, f"loss sum\n{loss_sum:.2f}", RANKS[rank], 2.4)
+        arrow(axes, (6.1 + 3.8 * rank, 8.3), (8.0, 4.3))
+    axes.text(9.4, 6.0, "mean", va="center", size=9.5)
+    arrow(axes, (2.15, 8.3), (2.15, 4.3), colour=RANKS[0])
+    axes.text(13.8, 7.2, "not used", ha="center", va="center", size=9.5, color=RED_INK)
+    axes.add_patch(plt.Rectangle((0.1, 0.1), 15.8, 4.6, facecolor="none", edgecolor=RANKS[0], lw=1.5))
+    draw_part(axes, 0.4, 1.8, 3.5, "random state\nof rank 0", RANKS[0], 2.4)
+    draw_part(axes, 6.25, 1.8, 3.5, f"loss sum\n{mean:.2f}", RANKS[0], 2.4)
+    axes.text(8, 0.85, "the single process", ha="center", va="center", weight="bold", color=INK_OF_RANK[0])
     picture(
         f"What a single process takes from a snapshot of {len(sums)} processes: the random state of rank 0, "
         f"and {mean:.2f}, the mean of the saved loss sums, which are "

@@ -30,7 +30,11 @@ def draw_duties():
         ("images", "its part of the batch", []),
         ("augment", "by seed, epoch, index", []),
         ("forward", "batch norm", ["means,\nvariances"]),
-        ("backward", "batch norm\n\nall parameters", ["gradients of\nthese two", "DDP averages\ngradients"]),
+        (
+            "backward",
+            "batch norm\n\nall parameters",
+            ["gradients of\nmean, variance", "DDP averages\ngradients"],
+        ),
         ("optimizer", "learning rate by formula", []),
         ("validate", "its part of the images", ["right\nanswers"]),
         ("best? stop?", "by the sum of all", []),
@@ -50,6 +54,32 @@ def draw_duties():
         "optimizer, validate, and the decision which epoch is best and whether to stop. Arrows join them at "
         "forward (means and variances of batch norm), at backward (the gradients of these means and "
         "variances, and the average of all gradients by DDP) and at validate (right answers)."
+    )
+
+
+def draw_splits(train, validation, test):
+    """Which images each of two processes sees, and when: a row for each set."""
+    axes = canvas(5, 3.2, across=40, down=24)
+    rows = (
+        ("training images", train, "in every step: train"),
+        ("validation images", validation, "after every epoch: choose the best epoch"),
+        ("test images", test, "once, at the end: measure the best epoch"),
+    )
+    for row, (name, size, use) in enumerate(rows):
+        bottom = 15.8 - 7.4 * row
+        axes.text(0.2, bottom + 4.4, f"{size} {name}", weight="bold", size=10, va="center")
+        for rank in (0, 1):
+            corner = 0.3 + 19.8 * rank, bottom
+            looks = {"facecolor": tile(RANKS[rank], 0.45), "edgecolor": RANKS[rank]}
+            axes.add_patch(plt.Rectangle(corner, 19.4, 3.2, **looks))
+            words = f"process {rank}: {size // 2}"
+            place = corner[0] + 9.7, bottom + 1.55
+            axes.text(*place, words, ha="center", va="center", size=9.5, color=DARK)
+        axes.text(39.8, bottom + 4.4, use, size=9, ha="right", va="center")
+    picture(
+        f"Three sets of images, each split between two processes: {train} training images for every step, "
+        f"{validation} validation images after every epoch, which choose the best epoch, and {test} test "
+        "images once at the end, which measure the best epoch."
     )
 
 
@@ -187,13 +217,13 @@ def draw_drift(off):
                 heights.append(difference)
         axes.semilogy(range(1, 16), heights, color=colour, lw=2, marker=mark, ms=5)
         axes.plot(equal[bits], [equal_at] * len(equal[bits]), mark, color=colour, mfc="none", ms=7)
-    axes.text(15, off[32][-1] * 8, "32 bits", color=RED_INK, weight="bold", ha="right")
+    axes.text(15, max(off[32]) * 40, "32 bits", color=RED_INK, weight="bold", ha="right")
     axes.text(15, max(off[64]) * 20, "64 bits", color=INK_OF_RANK[0], weight="bold", ha="right")
     axes.axhline(10 * equal_at, color=GREY, lw=0.8, ls=":")
     axes.set_yticks([equal_at, 1e-16, 1e-12, 1e-8, 1e-4], ["equal", "1e-16", "1e-12", "1e-8", "1e-4"])
     axes.minorticks_off()
     axes.set(xlabel="step", ylabel="relative difference", title="Loss of four processes against one")
-    axes.set_ylim(equal_at / 5, 1)
+    axes.set_ylim(equal_at / 5, 10)
     axes.set_xticks(range(1, 16, 2))
     picture(
         "How far the loss of four processes is from the loss of one. In 32 bits it begins at "
@@ -226,7 +256,7 @@ def draw_augmented(rows):
     for row, (image, versions) in enumerate(rows.items()):
         for column, version in enumerate(versions):
             axes = grid[row][column]
-            axes.imshow(version[0], cmap="gray")
+            axes.imshow(version[0], cmap="gray_r")
             axes.set(xticks=[], yticks=[])
             if row == 0:
                 title = f"epoch {column}" if column else "original"
@@ -244,7 +274,7 @@ def draw_image_3(rows):
     for row, (title, versions) in enumerate(rows.items()):
         for column, version in enumerate(versions):
             axes = grid[row][column]
-            axes.imshow(version[0], cmap="gray")
+            axes.imshow(version[0], cmap="gray_r")
             axes.set(xticks=[], yticks=[])
             axes.set_xlabel("one process" if column == 0 else "two processes")
         same = (versions[0] == versions[1]).all().item()
@@ -305,7 +335,8 @@ def draw_luck(sizes, reported, honest):
 
 
 def draw_decisions(results, patience):
-    """When each process stops by its own results: {process or both: right answers after each epoch}."""
+    """When each process stops by its own results: {process or both: right answers after each epoch}. A
+    process that goes on waits for the other."""
     axes = canvas(5, 2.5, across=40, down=20)
     colours = [RANKS[0], RANKS[1], GREY]
     last = {}
@@ -321,6 +352,9 @@ def draw_decisions(results, patience):
                 axes.text(left + 3, bottom + 1.7, "stopped", ha="center", va="center", size=9, color=RED_INK)
                 continue
             last[name] = epoch
+            if row == 1 and epoch > last["process 0"]:
+                axes.text(left + 3, bottom + 1.7, "waits", ha="center", va="center", size=9, color=RED_INK)
+                continue
             fill = tile(colours[row], 0.15)
             if right > most:
                 most, best = right, epoch
@@ -332,7 +366,7 @@ def draw_decisions(results, patience):
     ends = ", ".join(f"{name}: epoch {epoch}" for name, epoch in last.items())
     picture(
         "The right answers of two processes and their sum after each epoch, and the last epoch that each "
-        f"would train with a patience of {patience}: {ends}."
+        f"would train with a patience of {patience}: {ends}. There, process 1 waits for process 0."
     )
 
 
@@ -347,7 +381,7 @@ def draw_batches(test_set, orders):
         for column, index in enumerate(chosen):
             left = 0.2 + 5 * column
             place = (left, left + 4.6, bottom, bottom + 4.6)
-            axes.imshow(test_set.images[index][0], cmap="gray", extent=place, aspect="auto")
+            axes.imshow(test_set.images[index][0], cmap="gray_r", extent=place, aspect="auto")
         labels = test_set.labels[chosen].tolist()
         said.append(f"{name}: {', '.join(map(str, labels))}")
     picture(f"The first eight digits of the third batch of test images. {'; '.join(said)}.")

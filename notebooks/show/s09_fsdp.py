@@ -35,30 +35,38 @@ def held(running):
     return sizes_by_rank
 
 
-# What a process has of each kind at five moments of a step: "own" is its shard, "all" is both shards.
+# What a process has of each kind at five moments of a step: "own" is its shard, "all" is both shards. A
+# gradient is a process's own or, after the reduce-scatter, averaged.
 MOMENTS = (
-    ("between two steps", {"weights": "own", "gradient": "own", "momentum": "own"}),
-    ("forward", {"weights": "all", "gradient": "own", "momentum": "own"}),
+    ("between two steps", {"weights": "own", "averaged gradient": "own", "momentum": "own"}),
+    ("forward", {"weights": "all", "averaged gradient": "own", "momentum": "own"}),
     ("after forward", {"weights": "own", "gradient": "none", "momentum": "own"}),
-    ("backward", {"weights": "all", "gradient": "all", "momentum": "own"}),
-    ("after backward", {"weights": "own", "gradient": "own", "momentum": "own"}),
+    ("backward", {"weights": "all", "own gradient": "all", "momentum": "own"}),
+    ("after backward", {"weights": "own", "averaged gradient": "own", "momentum": "own"}),
 )
 THEN = (
     "all-gather of the weights",
     "reshard, and zero_grad",
     "all-gather of the weights",
     "reduce-scatter of the gradients, and reshard",
+    "optimizer step on the shards: no communication",
 )
-PATTERNS = {"weights": None, "gradient": "////", "momentum": "...."}
+PATTERNS = {
+    "weights": None,
+    "gradient": None,
+    "own gradient": "////",
+    "averaged gradient": "xxxx",
+    "momentum": "....",
+}
 
 
 def draw_step():
     """One layer on two processes during a step, from top to bottom: which shards each process has."""
-    axes = canvas(5, 5.5, across=16, down=17.6)
+    axes = canvas(5, 5.7, across=16, down=18.4)
     for rank, middle in ((0, 2.9), (1, 13.1)):
         name = f"process {rank}"
-        axes.text(middle, 17, name, ha="center", size=10, weight="bold", color=INK_OF_RANK[rank])
-    top = 17
+        axes.text(middle, 17.8, name, ha="center", size=10, weight="bold", color=INK_OF_RANK[rank])
+    top = 17.8
     for number, (moment, has) in enumerate(MOMENTS):
         axes.text(8, top - 0.1, moment, ha="center", va="center", size=10, weight="bold")
         for row, (kind, part) in enumerate(has.items()):
@@ -66,14 +74,13 @@ def draw_step():
             axes.text(8, bottom + 0.22, kind, ha="center", va="center", size=9)
             for rank, left in ((0, 0.2), (1, 10.4)):
                 draw_shards(axes, left, bottom, rank, part, PATTERNS[kind])
-        if number < len(THEN):
-            words = THEN[number]
+        words = THEN[number]
+        colour, ink = GREY, INK
+        if words.startswith(("all-gather", "reduce-scatter")):
             colour, ink = RED, RED_INK
-            if words.startswith("reshard"):
-                colour, ink = GREY, INK
-            frame = plt.Rectangle((0.2, top - 3.06), 15.4, 0.62, fill=False, edgecolor=colour, lw=1.2)
-            axes.add_patch(frame)
-            axes.text(8, top - 2.77, words, ha="center", va="center", size=9, color=ink)
+        frame = plt.Rectangle((0.2, top - 3.06), 15.4, 0.62, fill=False, edgecolor=colour, lw=1.2)
+        axes.add_patch(frame)
+        axes.text(8, top - 2.77, words, ha="center", va="center", size=9, color=ink)
         top -= 3.5
     axes.text(8, 0.1, "blue: shard 0   orange: shard 1   empty: not in memory", ha="center", size=9)
     picture(
@@ -81,8 +88,8 @@ def draw_step():
         "two steps each process has its shard of all three. An all-gather gives both processes both shards "
         "of the weights for the forward pass. Then the layer is resharded, and zero_grad deletes the old "
         "gradient. A second all-gather gives both processes the whole weights for the backward pass, in "
-        "which each has a whole gradient. A reduce-scatter leaves each process its shard of the averaged "
-        "gradient. The momentum is never gathered."
+        "which each has a whole gradient from its own images. A reduce-scatter leaves each process its shard "
+        "of the averaged gradient. Then the optimizer updates the shards. The momentum is never gathered."
     )
 
 
@@ -303,14 +310,15 @@ def draw_kept(kept, weights):
 
 
 def draw_saving(diaries):
-    """When each rank trains and writes: from step 9 to the end of the last write."""
+    """When each rank trains, copies and writes: from the step before the copy to the step after the write."""
     rows = {}
     for rank, diary in enumerate(diaries):
-        zero = diary[9][0]
+        copy = next(begin for begin, _, kind in diary if kind == "copy")
         last_write = max(end for _, end, kind in diary if kind == "write")
+        zero = max(begin for begin, end, kind in diary if kind == "step" and end <= copy)
         trains, writes = [], []
         for begin, end, kind in diary:
-            if zero <= begin < last_write + 0.05:
+            if zero <= begin < last_write:
                 bar = (1000 * (begin - zero), 1000 * (end - zero), kind)
                 if kind == "write":
                     writes.append(bar)
@@ -319,10 +327,21 @@ def draw_saving(diaries):
         rows[f"rank {rank} trains"] = trains
         rows[f"rank {rank} writes"] = writes
     timeline(plt.subplots(figsize=(5, 2.6))[1], rows, {"step": SKY, "copy": RED, "write": GREEN})
+    during = count_during_the_write(diaries[0])
     picture(
-        "Two ranks over time, each with a row for training and one for writing. Two checkpoints are copied, "
-        "while no step is taken, and then written, while further steps are taken."
+        "Two ranks over time, each with a row for training and one for writing. The checkpoint is copied, "
+        f"while no step is taken, and then written, while rank 0 begins {during} further steps."
     )
+
+
+def count_during_the_write(diary):
+    """How many steps a rank begins while its thread writes."""
+    begin, end = next((begin, end) for begin, end, kind in diary if kind == "write")
+    steps = 0
+    for begin_of_step, _, kind in diary:
+        if kind == "step" and begin <= begin_of_step < end:
+            steps += 1
+    return steps
 
 
 def draw_gathered(places):

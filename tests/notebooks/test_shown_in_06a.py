@@ -44,13 +44,15 @@ def test_the_picture_of_a_crash_counts_as_the_run_does(monkeypatch):
     monkeypatch.setattr(s06a_repeated, "picture", said.append)
     s06a_repeated.draw_repeated(steps=40, every=15, killed_after=80)
     plt.close("all")
-    assert "lesson 05 has saved 40 steps and repeats 40" in said[0]
-    assert "lesson 06a has saved 70 steps and repeats 10, after skipping the 30 finished" in said[0]
+    assert "lesson 05 has snapshots after steps 40. It has saved 40 steps and repeats 40" in said[0]
+    assert "lesson 06a has snapshots after steps 15, 30, 55, 70. It has saved 70 steps and" in said[0]
+    assert "repeats 10, after skipping the 30 finished" in said[0]
 
 
 def test_a_single_process_begins_with_the_mean_of_the_saved_sums():
-    gathers, on_one = [alt for alt in alts("06a_any_step") if "loss sum" in alt or "of losses" in alt]
-    sums = re.findall(r"loss sum ([\d.]+\d)", gathers)
+    on_one = next(alt for alt in alts("06a_any_step") if alt.startswith("What a single process"))
+    sums = re.findall(r"rank \d: loss sum ([\d.]+\d)", printed("06a_any_step"))
+    assert len(sums) == 2
     mean, *saved = re.findall(r"\d+\.\d\d", on_one)
     assert saved == sums
     assert float(mean) == pytest.approx(sum(map(float, sums)) / 2, abs=0.011)

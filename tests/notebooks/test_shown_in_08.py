@@ -15,6 +15,9 @@ def alt_that_begins(words):
 def test_the_killed_run_ends_with_the_same_bytes():
     text = printed("08_real_training")
     assert "resumed in epoch 2 after step 8" in text and "the same bytes in both files: True" in text
+    best = re.findall(r"best: epoch \d+, accuracy (\S+); on the test images (\S+)\n", text)
+    of_validation, of_test = map(percent, best[0])
+    assert of_validation < of_test, "the notebook says that it can be the lower of the two"
 
 
 def test_batch_norm_and_rounding():
