@@ -31,8 +31,8 @@ def draw_two_ways():
     """Data parallelism above, tensor parallelism below: what two ranks have, and what travels."""
     axes = canvas(5, 4.5, across=40, down=36)
     ways = (
-        ("data parallel (lesson 04)", "columns", "same", "same", "gradients,\nonce a step"),
-        ("tensor parallel (this lesson)", "same", "columns", "rows", "sums,\nin every block"),
+        ("data parallel (lesson 04)", "rows", "same", "same", "gradients,\nonce a step"),
+        ("tensor parallel (this lesson)", "same", "columns", "rows", "partial results,\nin every block"),
     )
     for number, (title, images, up, down, travels) in enumerate(ways):
         bottom = 19.8 - 16.8 * number
@@ -40,7 +40,7 @@ def draw_two_ways():
         for rank, left in enumerate((0.3, 26.3)):
             name = f"rank {rank}"
             axes.text(left, bottom + 12, name, weight="bold", size=10, color=INK_OF_RANK[rank])
-            draw_part(axes, (left, bottom + 7.8), (8, 2), rank, images)
+            draw_part(axes, (left, bottom + 7.8), (8, 3.2), rank, images)  # an image is a row
             draw_part(axes, (left, bottom + 2.8), (8, 2), rank, up)
             draw_part(axes, (left + 10.6, bottom + 1.8), (2, 8), rank, down)
             axes.text(left + 4, bottom + 6.6, "the images", size=9, ha="center", va="center")
@@ -52,47 +52,50 @@ def draw_two_ways():
         "What two ranks have of the images and of the two matrices of a feed-forward layer, up and down. "
         "Data parallel: each rank has half of the images and both whole matrices, and gradients travel once "
         "a step. Tensor parallel: each rank has all images, half of the columns of up and half of the rows "
-        "of down, and sums travel in every block."
+        "of down, and partial results, which are added up, travel in every block."
     )
 
 
 def draw_products():
     """The products of two ranks, number by number: the forward pass above, the backward pass below."""
-    axes = canvas(5, 4.7, across=50, down=47)
-    draw_pass(axes, 26.8, "forward", ("x", "up", "hidden", "down", "terms", "output"))
-    names = ("gradient\nof output", "down.T", "hidden", "up.T", "terms", "gradient\nof x")
-    draw_pass(axes, 4.2, "backward", names)
-    axes.text(25, 1.9, "grey: the same on both   empty: not on this rank", ha="center", size=9)
-    axes.text(25, 0.2, "striped: a term of a sum", ha="center", size=9)
+    axes = canvas(5, 4.9, across=51, down=49)
+    draw_pass(axes, 28, "forward", "GELU", ("x", "up", "hidden", "down", "terms", "output"))
+    names = ("gradient\nof output", "down.T", "gradient\nof x @ up", "up.T", "terms", "gradient\nof x")
+    draw_pass(axes, 4.2, "backward", "GELU'", names)
+    axes.text(25.5, 1.9, "grey: the same on both   empty: not on this rank", ha="center", size=9)
+    axes.text(25.5, 0.2, "striped: a term of a sum", ha="center", size=9)
     picture(
         "The numbers of two matrices on two ranks. Forward: both ranks have x. Times its half of the columns "
-        "of up, it gives each rank half of the hidden numbers. These, times the rank's half of the rows of "
-        "down, give one term of every output, and an all-reduce adds up the two terms. Backward: both ranks "
-        "have the gradient of the output. Times the rank's half of down, it gives half of the hidden "
-        "gradients. These, times the rank's half of up, give one term of the gradient of x, and a second "
-        "all-reduce adds up the two terms."
+        "of up, and through GELU, it gives each rank half of the hidden numbers. These, times the rank's "
+        "half of the rows of down, give one term of every output, and an all-reduce adds up the two terms. "
+        "Backward: both ranks have the gradient of the output. Times the rank's half of down and the "
+        "derivative of GELU, it gives half of the gradient of x @ up. This half, times the rank's half of "
+        "up, gives one term of the gradient of x, and a second all-reduce adds up the two terms."
     )
 
 
-def draw_pass(axes, bottom, title, names):
-    axes.text(0, bottom + 18.9, title, weight="bold", size=11)
-    for middle, name in zip((7.5, 14.5, 22.5, 29.5, 35.5, 47), names, strict=True):
-        axes.text(middle, bottom + 15.8, name, ha="center", va="bottom", size=9)
+def draw_pass(axes, bottom, title, function, names):
+    """`function` is applied to each number of the first product."""
+    axes.text(0, bottom + 19.7, title, weight="bold", size=11)
+    for middle, name in zip((7, 13.8, 24.8, 31.5, 37.2, 48), names, strict=True):
+        axes.text(middle, bottom + 15.6, name, ha="center", va="bottom", size=9)
     for rank in (0, 1):
         middle = bottom + 11.8 - 7.6 * rank
         axes.text(0, middle, f"rank {rank}", va="center", size=9, color=INK_OF_RANK[rank])
-        draw_numbers(axes, 5.5, middle, (3, 4), rank, "same")
-        draw_numbers(axes, 11.5, middle, (4, 6), rank, "columns")
-        draw_numbers(axes, 19.5, middle, (3, 6), rank, "columns")
-        draw_numbers(axes, 27.5, middle, (6, 4), rank, "rows")
-        draw_numbers(axes, 33.5, middle, (3, 4), rank, "term")
-        draw_numbers(axes, 45, middle, (3, 4), rank, "same")
-        for place, sign in ((10.5, "@"), (18.5, "="), (26.5, "@"), (32.5, "=")):
+        draw_numbers(axes, 5, middle, (3, 4), rank, "same")
+        draw_numbers(axes, 10.8, middle, (4, 6), rank, "columns")
+        draw_numbers(axes, 21.8, middle, (3, 6), rank, "columns")
+        draw_numbers(axes, 29.5, middle, (6, 4), rank, "rows")
+        draw_numbers(axes, 35.2, middle, (3, 4), rank, "term")
+        draw_numbers(axes, 46, middle, (3, 4), rank, "same")
+        for place, sign in ((9.9, "@"), (28.65, "@"), (34.35, "=")):
             axes.text(place, middle, sign, ha="center", va="center", size=9)
-        arrow(axes, (37.5, middle), (39.4, middle), colour=RED)
-        arrow(axes, (43, middle), (45, middle), colour=RED)
-    axes.add_patch(plt.Rectangle((39.5, bottom + 0.6), 3.4, 14.8, fill=False, edgecolor=RED, lw=1.4))
-    axes.text(41.2, bottom + 8, "all-reduce", rotation=90, ha="center", va="center", size=9, color=RED_INK)
+        arrow(axes, (17.2, middle), (21.5, middle))
+        axes.text(19.3, middle + 1.2, function, ha="center", va="center", size=9)
+        arrow(axes, (39.3, middle), (41.3, middle), colour=RED)
+        arrow(axes, (44, middle), (46, middle), colour=RED)
+    axes.add_patch(plt.Rectangle((41.3, bottom + 0.6), 2.7, 14.8, fill=False, edgecolor=RED, lw=1.4))
+    axes.text(42.65, bottom + 8, "all-reduce", rotation=90, ha="center", va="center", size=9, color=RED_INK)
 
 
 def draw_numbers(axes, left, middle, shape, rank, part):
@@ -107,7 +110,8 @@ def draw_numbers(axes, left, middle, shape, rank, part):
 
 
 def draw_held(held):
-    """The weights of a block to scale: each dot is a number, in the colour of the rank that holds it."""
+    """The weights of a block to scale: each dot is a number, in the colour of the rank that holds it, or grey
+    if each rank has a copy."""
     axes = canvas(5, 4.1, across=40, down=33)
     draw_weights(axes, held, "feed_forward.up", (1, 24))
     draw_weights(axes, held, "attention.query", (0.2, 11.6))
@@ -119,13 +123,15 @@ def draw_held(held):
     axes.text(0.2, 4.6, "norm", weight="bold", size=10)
     for rank in (0, 1):
         ones = numpy.abs([held[rank]["attention_norm.weight"]["numbers"]])
-        draw_dots(axes, ones, (0.2, 3.2 - 1.1 * rank), rank)
-    axes.text(7, 3, "thin strips: biases, and the weights of a norm\ntwo strips: a copy on each rank", size=9)
-    axes.text(0.2, 0.2, "blue: rank 0   orange: rank 1   darker: a larger number", size=9)
+        draw_dots(axes, ones, (0.2, 3.2 - 1.1 * rank), GREY)
+    axes.text(
+        7, 3, "thin strips: biases, and the weights of a norm\ngrey, twice: a copy on each rank", size=9
+    )
+    axes.text(0.2, 0.2, "blue: rank 0   orange: rank 1   stronger: a larger number", size=9)
     picture(
         "The weights of a block, with a dot for each number. Query, key, value and up are in a left half on "
         "rank 0 and a right half on rank 1, and so are their biases. Project and down are in an upper and a "
-        "lower half. Each rank has a copy of the biases of project and down, and of the norm's weights."
+        "lower half. The biases of project and down, and the norm's weights, are grey: each rank has a copy."
     )
 
 
@@ -138,17 +144,17 @@ def draw_weights(axes, held, name, corner):
     rows, columns = own[0].shape
     if held[0][f"{name}.weight"]["placement"] == "S(0)":
         whole = rows, 2 * columns
-        draw_dots(axes, own[0], (left, bottom), 0)
-        draw_dots(axes, own[1], (left + DOT * columns, bottom), 1)
-        draw_dots(axes, biases[0], (left, bottom - 1.1), 0)
-        draw_dots(axes, biases[1], (left + DOT * columns, bottom - 1.1), 1)
+        draw_dots(axes, own[0], (left, bottom), RANKS[0])
+        draw_dots(axes, own[1], (left + DOT * columns, bottom), RANKS[1])
+        draw_dots(axes, biases[0], (left, bottom - 1.1), RANKS[0])
+        draw_dots(axes, biases[1], (left + DOT * columns, bottom - 1.1), RANKS[1])
         below = bottom - 1.6
     else:
         whole = 2 * rows, columns
-        draw_dots(axes, own[0], (left, bottom + DOT * rows), 0)
-        draw_dots(axes, own[1], (left, bottom), 1)
-        draw_dots(axes, biases[0], (left, bottom - 1.1), 0)
-        draw_dots(axes, biases[1], (left, bottom - 2.2), 1)
+        draw_dots(axes, own[0], (left, bottom + DOT * rows), RANKS[0])
+        draw_dots(axes, own[1], (left, bottom), RANKS[1])
+        draw_dots(axes, biases[0], (left, bottom - 1.1), GREY)
+        draw_dots(axes, biases[1], (left, bottom - 2.2), GREY)
         below = bottom - 2.7
     title = name.split(".")[1]
     middle = left + DOT * whole[1] / 2
@@ -161,14 +167,14 @@ def draw_weights(axes, held, name, corner):
 DOT = 0.1875  # the side of a dot
 
 
-def draw_dots(axes, numbers, corner, rank):
+def draw_dots(axes, numbers, corner, colour):
     rows, columns = numbers.shape
     left, bottom = corner
     height = DOT * rows
     if rows == 1:
         height = 0.8  # a strip, because a single row of dots would be too thin to see
     place = (left, left + DOT * columns, bottom, bottom + height)
-    axes.imshow(tinted(numbers, RANKS[rank]), extent=place, aspect="auto", interpolation="nearest")
+    axes.imshow(tinted(numbers, colour), extent=place, aspect="auto", interpolation="nearest")
 
 
 def tinted(numbers, colour):
@@ -203,19 +209,19 @@ def draw_block(row, direction, first="attention_norm"):
     layer `first`.
     """
     steps = steps_of(row["diary"], direction, first)
-    down = 7.6 + sum(step["height"] for step in steps)
+    down = 9 + sum(step["height"] for step in steps)
     axes = canvas(5, down / 8, across=40, down=down)
-    heads = ("input", "weights")
+    heads = ("input", "weights\nred: result")
     if direction == "backward":
-        heads = ("gradient", "weights.T")
+        heads = ("gradient", "weights.T\nred: result")
     for rank in (0, 1):
         left = COLUMNS[rank]
         name = f"rank {rank}"
         axes.text(left + 7, down - 1, name, weight="bold", ha="center", size=10, color=INK_OF_RANK[rank])
         for place, words in zip((3.2, 10.8), heads, strict=True):
-            axes.text(left + place, down - 3, words, ha="center", va="center", size=9)
+            axes.text(left + place, down - 2.2, words, ha="center", va="top", size=9, linespacing=1.3)
 
-    top = down - 4.2
+    top = down - 5.6
     said = []
     for step in steps:
         middle = top - step["height"] / 2
@@ -436,16 +442,16 @@ def draw_kept_tensors():
 
 def draw_what_differs():
     """What two ranks have if all is right, and with two of the mistakes: what differs is in colour."""
-    axes = canvas(5, 3.2, across=40, down=25.6)
+    axes = canvas(5, 3.4, across=40, down=27)
     columns = (
         (8.6, "right", ()),
         (19.4, "other images", ("images",)),
         (30.2, "other seeds", ("not sharded",)),
     )
     for left, title, differs in columns:
-        axes.text(left + 4.6, 24.2, title, ha="center", weight="bold", size=10)
+        axes.text(left + 4.6, 25.6, title, ha="center", weight="bold", size=10)
         for rank in (0, 1):
-            top = 22.6 - 10.6 * rank
+            top = 24 - 10.6 * rank
             for row, name in enumerate(("images", "not sharded", "up")):
                 part = "same"
                 if name == "up":
@@ -454,11 +460,12 @@ def draw_what_differs():
                     part = "own"
                 draw_origin(axes, (left, top - 2.2 - 2.9 * row), (9.2, 2.1), rank, part)
     for rank in (0, 1):
-        top = 22.6 - 10.6 * rank
+        top = 24 - 10.6 * rank
         axes.text(0.2, top + 0.9, f"rank {rank}", va="center", weight="bold", size=9, color=INK_OF_RANK[rank])
         for row, name in enumerate(("images", "embedding,\nnorms, head", "up")):
             axes.text(8.2, top - 1.2 - 2.9 * row, name, ha="right", va="center", size=9)
-    axes.text(20, 0.3, "grey: as on one process   colour: different on each rank", ha="center", size=9)
+    axes.text(20, 1.9, "grey: the ranks agree   colour: the ranks differ", ha="center", size=9)
+    axes.text(20, 0.2, "empty: not on this rank", ha="center", size=9)
     picture(
         "What two ranks have. If all is right, both have the same images and the same embedding, norms and "
         "head, and each has its half of up. With other images, the images of the two ranks differ. With "
@@ -467,7 +474,7 @@ def draw_what_differs():
 
 
 def draw_origin(axes, corner, size, rank, part):
-    """Grey if it is as on one process, or in the rank's colour if each rank has its own."""
+    """Grey if the ranks agree, or in the rank's colour if each rank has its own."""
     left, bottom = corner
     width, height = size
     fill = tile(GREY, 0.5)

@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import pytest
 
 from show import s11_tensors as tensors
-from show.pictures import RANKS, tile
-from tests.helpers.shown import printed
+from show.pictures import GREY, RANKS, tile
+from tests.helpers.shown import outputs, printed
 
 
 def layer(name, *shape):
@@ -141,3 +141,53 @@ def test_11_placements_are_those_of_the_sentences():
         "attention.project.bias": "R",
         "attention_norm.weight": "no DTensor",
     }
+
+
+def test_11_the_losses_are_equal_although_the_final_weights_differ():
+    text = printed("11_tensor_parallel")
+    assert re.search(r"^largest relative difference of the losses: 0$", text, re.M)
+    assert 0 < float(re.search(r"^largest difference of the final weights: (\S+)$", text, re.M)[1]) < 1e-5
+
+
+def test_11_the_notebook_shows_the_line_that_counts_the_heads_of_the_rank():
+    shown = [
+        output["data"]["text/markdown"]
+        for output in outputs("11_tensor_parallel")
+        if "data" in output and "text/markdown" in output["data"]
+    ]
+    assert any("unflatten(-1, (-1, self.head_size))" in text for text in shown)
+
+
+def test_11_a_copy_on_each_rank_is_grey_and_a_shard_has_the_colour_of_its_rank(monkeypatch):
+    """Each rank draws four sharded matrices with their biases and two matrices with a copied bias."""
+    drawn = []
+    monkeypatch.setattr(tensors, "picture", lambda alt: None)
+    monkeypatch.setattr(tensors, "draw_dots", lambda axes, numbers, corner, colour: drawn.append(colour))
+    held = {"attention_norm.weight": {"placement": "no DTensor", "numbers": [1.0, 1.0]}}
+    for name in ("attention.query", "attention.key", "attention.value", "feed_forward.up"):
+        held[f"{name}.weight"] = {"placement": "S(0)", "numbers": [[1.0, 2.0]]}
+        held[f"{name}.bias"] = {"placement": "S(0)", "numbers": [1.0]}
+    for name in ("attention.project", "feed_forward.down"):
+        held[f"{name}.weight"] = {"placement": "S(1)", "numbers": [[1.0], [2.0]]}
+        held[f"{name}.bias"] = {"placement": "R", "numbers": [1.0, 1.0]}
+    tensors.draw_held([held, held])
+    plt.close("all")
+    assert drawn.count(GREY) == 2 * (1 + 2), "the norm's weights and two biases"
+    assert drawn.count(RANKS[0]) == drawn.count(RANKS[1]) == 4 * 2 + 2
+
+
+def test_11_backward_the_gradient_passes_gelu_before_it_reaches_up(monkeypatch):
+    monkeypatch.setattr(tensors, "picture", lambda alt: None)
+    tensors.draw_products()
+    texts = [text.get_text() for text in plt.gcf().axes[0].texts]
+    plt.close("all")
+    assert texts.count("GELU") == texts.count("GELU'") == 2, "on each rank"
+    backward = texts[texts.index("backward") :]
+    assert backward[1:7] == [
+        "gradient\nof output",
+        "down.T",
+        "gradient\nof x @ up",
+        "up.T",
+        "terms",
+        "gradient\nof x",
+    ]

@@ -87,9 +87,8 @@ def build(way, hidden):
     return parallelize_module(model, mesh, plan)
 
 
-def measure(way, hidden, batch):
-    model = build(way, hidden)
-    images, labels = workload.draw_digits(batch, seed=1)[:]
+def take_step(way, model, images, labels):
+    """Take a step of the model without the optimizer, and return the diary of it."""
     diary = Diary()
     for name, layer in model.blocks[0].named_modules():
         if isinstance(layer, torch.nn.Linear | torch.nn.LayerNorm):
@@ -101,11 +100,19 @@ def measure(way, hidden, batch):
         if way == "data":
             for weight in model.parameters():
                 dist.all_reduce(weight.grad)
+    diary.loss = loss.item()
+    return diary
+
+
+def measure(way, hidden, batch):
+    model = build(way, hidden)
+    images, labels = workload.draw_digits(batch, seed=1)[:]
+    diary = take_step(way, model, images, labels)
     return {
         "way": way,
         "hidden": hidden,
         "batch": batch,
-        "loss": loss.item(),
+        "loss": diary.loss,
         "diary": diary.entries,
         "forward": diary.collectives("forward"),
         "backward": diary.collectives("backward"),
