@@ -12,26 +12,34 @@ from show.rank_inks import RED_INK
 
 
 def draw_search():
-    """Two workers, and the journal through which they work together."""
-    axes = canvas(5, 4.4, across=16, down=14)
-    for number, left in ((0, 0.1), (1, 9.9)):
-        words = "a process that\ntrains its own model"
-        box(axes, left, 10.2, 6, 3.4, f"worker {number}", words, GREY, size=10)
-    axes.text(8, 11.9, "no link", ha="center", va="center", size=10)
-    axes.plot((6.3, 6.9), (11.9, 11.9), color=GREY, lw=1.2, ls=":")
-    axes.plot((9.1, 9.7), (11.9, 11.9), color=GREY, lw=1.2, ls=":")
-    arrow(axes, (2.2, 10.1), (2.2, 6.3), both=True)
-    arrow(axes, (13.8, 10.1), (13.8, 6.3), both=True)
-    words = "next trial?\naccuracy of each epoch\nheartbeat, once a second"
-    axes.text(8, 8.2, words, ha="center", va="center", size=10, linespacing=1.4)
-    box(axes, 0.1, 0.1, 15.8, 6.1, "the journal, a file", " ", SKY, size=10)
-    lines = ["trial 0   worker 0   complete", "trial 1   worker 1   running", "trial 2   worker 0   running"]
-    for number, line in enumerate(lines):
-        axes.text(4.3, 4 - 1.4 * number, line, va="center", size=9.5, family="monospace")
+    """Two workers, and what each of them writes into the folder that they share."""
+    axes = canvas(5, 4.6, across=16, down=14.7)
+    box(axes, 0.1, 13, 4.2, 1.5, "worker 0", "", GREY, size=10)
+    box(axes, 11.7, 13, 4.2, 1.5, "worker 1", "", GREY, size=10)
+    axes.text(8, 13.75, "a shared folder", ha="center", va="center", size=10, weight="bold")
+    box(axes, 4.9, 4.3, 6.2, 8.5, "the journal", " ", SKY, size=10)
+    box(axes, 4.9, 0.2, 6.2, 3.6, "the weights", " ", SKY, size=10)
+    entries = (
+        (10.9, 0, "begins a trial", "trial 0: worker 0"),
+        (9.7, 1, "begins a trial", "trial 1: worker 1"),
+        (8.5, 0, "accuracy", "trial 0: epoch 1"),
+        (7.3, 1, "heartbeat", "trial 1: alive"),
+        (6.1, 1, "accuracy", "trial 1: epoch 1"),
+        (4.9, 0, "ends a trial", "trial 0: complete"),
+        (1.9, 0, "saves", "of trial 0"),
+    )
+    for y, worker, words, entry in entries:
+        axes.text(5.2, y, entry, va="center", size=9, family="monospace")
+        begin, end, middle = (0.4, 4.9, 2.5) if worker == 0 else (15.6, 11.1, 13.5)
+        arrow(axes, (begin, y), (end, y))
+        axes.text(middle, y + 0.5, words, ha="center", va="center", size=9)
+    axes.text(5.2, 0.8, "of trial 1", va="center", size=9, family="monospace")
+    arrow(axes, (11.1, 1.9), (15.6, 1.9))
+    axes.text(13.5, 2.4, "tests the best", ha="center", va="center", size=9)
     picture(
-        "Two workers, each a process that trains its own model. No link joins them. Each worker asks one "
-        "file, the journal, for its next trial, and writes the accuracy of each epoch and a heartbeat into "
-        "it. The journal lists the trials, the worker of each and how it ended."
+        "Two workers and the folder that they share. Each worker writes into the journal, a file there, "
+        "when it begins a trial, the accuracy of each epoch, a heartbeat, and how a trial ended. It saves "
+        "the weights of its trials into the folder, and one worker reads the best weights to test them."
     )
 
 
@@ -58,11 +66,11 @@ def draw_trials(study):
     )
     handles = [plt.scatter([], [], s=45, color=SKY, edgecolor=GREY, lw=0.8)]
     handles += [plt.scatter([], [], s=45, c=RED, marker="x", lw=1.8)]
-    names = ["complete", "pruned after an epoch"]
-    for size in (15, 120):
+    names = ["complete", "pruned"]
+    for size in (15, 30, 60, 120):
         handles.append(plt.scatter([], [], s=area_of(size), color=PAPER, edgecolor=GREY))
-        names.append(f"batch size {size}")
-    axes.figure.legend(handles, names, loc="outside lower center", ncols=2)
+        names.append(f"batch {size}")
+    axes.figure.legend(handles, names, loc="outside lower center", ncols=3, columnspacing=1)
     axes.set(xscale="log", xlabel="learning rate", ylabel="% of the validation images", ylim=(0, 90))
     axes.set_xticks([0.003, 0.01, 0.03, 0.1, 0.3], ["0.003", "0.01", "0.03", "0.1", "0.3"])
     axes.minorticks_off()
@@ -90,7 +98,7 @@ def draw_saved(pruned, whole):
             is_trained = epoch in trial.intermediate_values
             draw_cell(axes, epoch, -row, accuracy, is_trained)
         median = median_before(pruned, trial.number)
-        words = "-" if median is None else f"{median:.0%}"
+        words = "-" if median is None else f"{100 * median:.1f}"
         axes.text(5, -row, words, ha="center", va="center", size=9, weight="bold")
         lr, batch = trial.params["lr"], trial.params["batch_size"]
         names.append(f"trial {trial.number}: lr {lr:.3f}, batch {batch}")
@@ -105,11 +113,17 @@ def draw_saved(pruned, whole):
     axes.set_title("Filled: trained.  Dotted: saved", x=0)
     best = max(whole, key=lambda trial: trial.value)
     missed = max((trial.value for trial in stopped), default=0)
+    first = best.intermediate_values[1]
+    median = median_before(pruned, best.number)
+    compared = ""
+    if median is not None:
+        compared = f" After epoch 1, it has {first:.1%}, and the median is {median:.1%}."
     picture(
         f"{len(whole)} trials in rows, four epochs in columns, each cell with the validation accuracy. On "
         "the right is the median of the first epoch with which a trial was compared. "
         f"Pruning stopped {len(stopped)} trials and saved {saved} epochs. Without pruning, the best of the "
         f"stopped trials ends with {missed:.0%}; the winner, trial {best.number}, ends with {best.value:.0%}."
+        f"{compared}"
     )
 
 
@@ -131,13 +145,12 @@ def draw_cell(axes, x, y, accuracy, is_trained):
         looks = {"facecolor": PAPER, "ls": ":"}
     axes.add_patch(plt.Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, edgecolor=GREY, lw=0.8, **looks))
     ink = DARK if is_trained else INK
-    axes.text(x, y, f"{accuracy:.0%}", ha="center", va="center", color=ink, size=9)
+    axes.text(x, y, f"{100 * accuracy:.1f}", ha="center", va="center", color=ink, size=9)
 
 
 LOOKS = {  # of a trial in the picture of two workers
     "complete": {"facecolor": tile(SKY, 0.7)},
     "pruned": {"facecolor": tile(GREY, 0.35)},
-    "killed": {"facecolor": tile(RED, 0.6)},
     "silent": {"facecolor": PAPER, "hatch": "////", "ls": ":"},
     "tried again": {"facecolor": tile(YELLOW, 0.8)},
 }
@@ -174,7 +187,7 @@ def draw_workers(trials, again, killed_at):
     axes.set(xlabel="seconds", ylim=(-1.6, 0.75), xlim=(0, None))
     axes.tick_params(axis="y", length=0)
     handles = [plt.Rectangle((0, 0), 1, 1, edgecolor=GREY, lw=0.6, **looks) for looks in LOOKS.values()]
-    axes.figure.legend(handles, list(LOOKS), loc="outside upper left", ncols=3, columnspacing=1)
+    axes.figure.legend(handles, list(LOOKS), loc="outside upper left", ncols=4, columnspacing=1)
     picture(
         "Two workers and their trials over time, each bar with the number of its trial. A mark shows the "
         f"kill, {killed:.1f} seconds after the start. The killed worker's trial stays silent for "
@@ -185,9 +198,10 @@ def draw_workers(trials, again, killed_at):
 
 def draw_lost(axes, row, begin, killed, marked, number):
     """The lost trial: its bar, the silence after the kill, and a mark at each end of the silence."""
-    draw_bar(axes, row, begin, killed, "killed", "")
-    write(axes, (begin + killed) / 2, row - 0.42, number)  # the bar may be too narrow for its number
+    axes.add_patch(plt.Rectangle((begin, row - 0.3), killed - begin, 0.6, facecolor=RED))
     draw_bar(axes, row, killed, marked, "silent", "")
+    words = f"trial {number}, killed"  # below, because its bar may be too narrow for a number
+    axes.text(begin, row - 0.45, words, va="center", color=RED_INK, size=10)
     axes.plot(killed, row + 0.5, "v", color=RED, ms=9)
     axes.text(killed + 0.12, row + 0.52, "SIGKILL", va="center", color=RED_INK, size=10)
     axes.plot(marked, row + 0.5, "v", color=GREY, ms=9)
@@ -236,17 +250,17 @@ def draw_two_schedules(number, curves):
     )
 
 
-def draw_rates(rates_by_sampler):
-    """The learning rates of six trials for each sampler, in a row. Two workers take turns."""
+def draw_rates(rates_by_sampler, turns):
+    """The learning rates of six trials for each sampler, in a row. `turns` has the worker of each trial."""
     axes = plt.figure(figsize=(5, 2.9)).add_subplot()
     said = []
     for row, (sampler, rates) in enumerate(rates_by_sampler.items()):
         axes.text(0.0028, 0.36 - row, sampler, size=10, weight="bold")
-        for trial, rate in enumerate(rates):
-            if trial % 2 == 0:
+        for worker, rate in zip(turns, rates, strict=True):
+            if worker == 0:
                 axes.plot(rate, -row, "o", color=SKY, ms=15)
             else:
-                axes.plot(rate, -row, "x", color=RED, ms=8, mew=2.2)
+                axes.plot(rate, -row, "x", color=RED, ms=8, mew=2.2, zorder=3)  # a dot would hide it
         said.append(f"with {sampler} they try {len(set(rates))} different rates")
     handles = [
         axes.plot([], [], "o", color=SKY, ms=11)[0],
