@@ -202,9 +202,13 @@ def draw_all_gather(processes=4):
             is_own = shard == rank
             draw_shard(axes, 2.3 + 0.9 * shard, bottom, shard, 0.6 if is_own else 0)
             draw_shard(axes, 6.5 + 0.9 * shard, bottom, shard, 0.6 if is_own else 0)
-            draw_shard(axes, 12.1 + 0.9 * shard, bottom, shard, 0.6 if shard <= rank else 0.15)
+            if shard <= rank:
+                draw_shard(axes, 12.1 + 0.9 * shard, bottom, shard, 0.6)
+            else:
+                draw_hidden(axes, 12.1 + 0.9 * shard, bottom, shard)
         arrow(axes, (10.3, bottom + 0.7), (11.9, bottom + 0.7), colour=RED)
-    axes.text(0, 0.5, "pale: later than all queries of the rank, so the mask hides it", size=9.5, va="center")
+    words = "struck out: later than all queries of the rank, so masked"
+    axes.text(0, 0.5, words, size=9.5, va="center")
     hidden = processes * (processes - 1) // 2
     picture(
         f"{processes} ranks, each with the queries, keys and values of a quarter of the positions. After the "
@@ -221,6 +225,13 @@ def draw_shard(axes, x, y, owner, strength):
     fill = tile(RANKS[owner], strength)
     axes.add_patch(plt.Rectangle((x, y), 0.8, 1.4, facecolor=fill, edgecolor=GREY, lw=0.8))
     axes.text(x + 0.4, y + 0.7, owner, ha="center", va="center", color=DARK, size=9.5)
+
+
+def draw_hidden(axes, x, y, owner):
+    """A shard that the rank has but does not use: its number, struck out, in a tile without colour."""
+    axes.add_patch(plt.Rectangle((x, y), 0.8, 1.4, fill=False, edgecolor=GREY, lw=0.8))
+    axes.plot((x, x + 0.8), (y, y + 1.4), color=GREY, lw=1)
+    axes.text(x + 0.4, y + 0.7, owner, ha="center", va="center", color=INK, size=9.5)
 
 
 def draw_all_to_all(processes=4):

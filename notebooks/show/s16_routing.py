@@ -68,15 +68,15 @@ def draw_gradients():
     """Which gradients two processes add up, and which they do not."""
     axes = canvas(5, 4, across=16, down=12.8)
     rows = (
-        (8.6, "attention, norms,\nembedding, head", ("the same weights", "the same weights"), True),
-        (5.2, "router", ("the same weights", "the same weights"), True),
-        (1.8, "experts", ("experts 0, 1", "experts 2, 3"), False),
+        (8.4, "attention, norms, embedding, head", ("the same weights", "the same weights"), True),
+        (4.8, "router", ("the same weights", "the same weights"), True),
+        (1.2, "experts", ("experts 0, 1", "experts 2, 3"), False),
     )
     for rank, left in enumerate((0, 11)):
         looks = {"ha": "center", "weight": "bold", "size": 10, "color": INK_OF_RANK[rank]}
         axes.text(left + 2.4, 12, f"rank {rank}", **looks)
     for bottom, name, held, is_summed in rows:
-        axes.text(8, bottom + 2.5, name, ha="center", va="center", size=9.5, weight="bold", linespacing=1.1)
+        axes.text(0, bottom + 2.4, name, va="center", size=9.5, weight="bold")
         for rank, left in enumerate((0.1, 11.1)):
             fill = tile(GREY, 0.25) if is_summed else tile(RANKS[rank], 0.45)
             axes.add_patch(plt.Rectangle((left, bottom), 4.8, 1.8, facecolor=fill, edgecolor=GREY, lw=0.8))
@@ -84,10 +84,10 @@ def draw_gradients():
             axes.text(*middle, held[rank], ha="center", va="center", size=9.5, color=DARK)
         if is_summed:
             arrow(axes, (5, bottom + 0.9), (11, bottom + 0.9), colour=RED, both=True)
-            axes.text(8, bottom - 0.1, "all-reduce (sum)", ha="center", size=9.5, color=RED_INK)
+            axes.text(8, bottom + 1.2, "all-reduce (sum)", ha="center", size=9.5, color=RED_INK)
         else:
             axes.text(8, bottom + 0.9, "nothing to add", ha="center", va="center", size=9.5)
-    axes.text(8, 0.3, "an expert's gradient has the tokens of both ranks", ha="center", size=9.5)
+    axes.text(8, 0.1, "an expert's gradient has the tokens of both ranks", ha="center", size=9.5)
     picture(
         "Two ranks. Attention, norms, embedding, head and router are the same on both, and an all-reduce "
         "sums their gradients. Rank 0 has experts 0 and 1, rank 1 has experts 2 and 3. The gradients of an "
@@ -233,19 +233,21 @@ def draw_bytes(counted, whole):
 
 
 def draw_loads(runs, block):
-    """The share of the tokens that each expert gets, step by step, one panel for each run."""
+    """The share of the tokens that each expert gets, step by step, one panel for each run. Blocks are
+    counted from 1."""
     figure, panels = plt.subplots(len(runs), figsize=(4.6, 4.8), sharex=True)
     words = []
     for panel, (title, loads) in zip(panels, runs.items(), strict=True):
         steps = range(1, len(loads) + 1)
         shares = []
         for expert in range(4):
-            shares.append([100 * step[block][expert] for step in loads])
+            shares.append([100 * step[block - 1][expert] for step in loads])
         panel.stackplot(steps, shares, colors=EXPERTS, lw=0.4, edgecolor="white")
-        panel.set(title=title, ylabel="% of the tokens", ylim=(0, 100), xlim=(1, len(loads)))
+        panel.set(title=f"block {block}, {title}", ylabel="% of the tokens")
+        panel.set(ylim=(0, 100), xlim=(1, len(loads)))
         for line in (25, 50, 75):
             panel.axhline(line, color="white", lw=0.8, ls=":")
-        words.append(f"{title}, the busiest ends with {max(loads[-1][block]):.0%}")
+        words.append(f"{title}, the busiest ends with {max(loads[-1][block - 1]):.0%}")
     panels[-1].set_xlabel("step")
     handles = []
     names = []
@@ -254,8 +256,7 @@ def draw_loads(runs, block):
         names.append(f"expert {number}")
     figure.legend(handles, names, loc="outside lower center", ncols=4, handlelength=1, columnspacing=1)
     picture(
-        f"The share of the tokens that each expert of block {block + 1} gets, step by step: "
-        f"{'; '.join(words)}."
+        f"The share of the tokens that each expert of block {block} gets, step by step: {'; '.join(words)}."
     )
 
 

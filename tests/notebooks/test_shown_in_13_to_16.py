@@ -92,6 +92,12 @@ def test_14_the_median_is_that_of_the_complete_trials_and_needs_four():
     assert searching.median_before(trials, 5) == pytest.approx(0.3)
 
 
+def test_14_the_winner_was_spared_by_a_tie():
+    text = alt("14_tuning", "10 trials in rows")
+    first, median = re.search(r"After epoch 1, it has (\S+), and the median is (\S+)\.$", text).groups()
+    assert first == median
+
+
 def test_14_the_running_trials_of_dead_workers_are_marked_as_failed_and_wait_to_be_tried():
     before, marked, after = re.search(
         r"^((?:trial \d: [A-Z]+\n)+)(?s:.*?)\n((?:trial +\d+ \| lost: .*\n)+)((?:trial \d: [A-Z]+\n)+)",
@@ -171,6 +177,15 @@ def test_15_the_mask_hides_the_shards_that_the_ring_skips(said):
     assert f"The mask hides {skipped} of the 16 gathered shards" in said[0]
 
 
+def test_15_each_hidden_shard_is_struck_out(said):
+    contexts.draw_all_gather(4)
+    struck_out = dict.fromkeys(range(4), 0)
+    for line in plt.gca().lines:
+        rank = round((7.6 - min(line.get_ydata())) / 2)
+        struck_out[rank] += 1
+    assert struck_out == {0: 3, 1: 2, 2: 1, 3: 0}
+
+
 def rows_of_three_ways():
     for output in outputs("15_context_parallel"):
         lines = output.get("data", {}).get("text/markdown", "").splitlines()
@@ -202,3 +217,19 @@ def test_16_the_router_of_the_picture_sends_the_token_where_its_weight_is_highes
     weights = [float(weight) for weight in re.findall(r"weight (\d\.\d\d)", text)]
     highest = max(weights)
     assert f"goes to expert {weights.index(highest)}. Its output is multiplied by {highest:.2f}." in text
+
+
+def test_16_the_picture_of_the_loads_is_of_the_block_that_it_names(said):
+    loads = [[[0.4, 0.3, 0.2, 0.1], [0.7, 0.1, 0.1, 0.1]]] * 3
+    routing.draw_loads({"with it": loads, "without it": loads}, block=2)
+    assert said[0].startswith("The share of the tokens that each expert of block 2 gets")
+    assert said[0].count("the busiest ends with 70%") == 2
+    for axes in plt.gcf().axes:
+        title = axes.get_title() or axes.get_title(loc="left")
+        assert title.startswith("block 2, ")
+        first_band = axes.collections[0].get_paths()[0].vertices
+        assert first_band[:, 1].max() == pytest.approx(70)
+
+
+def test_16_the_picture_shows_the_block_that_the_prose_names():
+    assert "each expert of block 1 gets" in alt("16_experts", "The share of the tokens")

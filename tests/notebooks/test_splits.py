@@ -261,4 +261,4 @@ def test_16_on_every_rank_the_counted_bytes_are_those_of_the_formula(experts, tm
     for rank in experts.results(tmp_path, "traffic.py", processes):
         for found in rank.values():
             if found["counted"] is not None:
-                assert abs(found["counted"] - found["formula"]) < 0.01 * found["formula"] + 4000
+                assert abs(found["counted"] - found["computed"]) < 0.01 * found["computed"] + 4000

@@ -18,7 +18,7 @@ mesh = init_device_mesh("cpu", (world_size,))
 
 
 noted = []  # for each layer that ran: how many tokens each process (row) has for each expert
-gather, weigh = experts.gather, experts.Experts.weigh
+gather = experts.gather
 
 
 def note(own):
@@ -27,15 +27,6 @@ def note(own):
 
 
 experts.gather = note
-
-
-def balance_own(on):
-    """Switch whether each process balances the load of its own tokens only."""
-    experts.Experts.weigh = weigh_own if on else weigh
-
-
-def weigh_own(layer, counts, chances):
-    weigh(layer, counts[rank : rank + 1], chances)
 
 
 def settings(**changed):
@@ -126,5 +117,5 @@ def wait_for_bytes():
     return count_bytes()
 
 
-__all__ = ["balance_own", "build", "dist", "layers", "leaving", "lesson", "load", "loss_of", "mean_of_all"]
+__all__ = ["build", "dist", "layers", "leaving", "lesson", "load", "loss_of", "mean_of_all"]
 __all__ += ["noted", "rank", "save", "test_set", "train", "train_set", "wait_for_bytes", "world_size"]
