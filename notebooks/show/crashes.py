@@ -92,7 +92,7 @@ def draw_loss(whole, before, after, same_bytes):
 
     _, axes = plt.subplots(figsize=(5, 3.7))
     draw(whole, color=SKY, lw=6, label="uninterrupted run")
-    draw(again, color=RED, lw=6, label="steps done twice")
+    draw(again, color=RED, lw=6, label="repeated steps")
     draw(before, color=INK, lw=1.2, label="killed run")
     draw(after, color=INK, lw=1.2)
     axes.set_ylim(0, 2.75)

@@ -8,27 +8,31 @@ from show.rank_inks import GREEN_INK, RED_INK
 
 def draw_one_process(parameters):
     """Who does what in lesson 01."""
-    axes = canvas(3.8, 4.7, across=10, down=12.4)
-    box(axes, 0.2, 10.3, 9.6, 1.9, "images", "12,000 to train on, 2,000 to test on", GREY)
-    arrow(axes, (5, 10.2), (5, 9.0), "120 at a time", at=(1.9, -0.25))
-    axes.add_patch(plt.Rectangle((0.2, 3.5), 9.6, 5.4, fill=False, edgecolor=BLUE, lw=1.5))
-    axes.text(5, 8.35, "process 0", ha="center", va="center", weight="bold")
-    box(axes, 0.6, 3.8, 8.8, 4.0, "device: GPU 0, or the CPU", " ", SKY)
+    axes = canvas(3.8, 5.2, across=10, down=13.6)
+    axes.add_patch(plt.Rectangle((0.2, 3.4), 9.6, 10.0, fill=False, edgecolor=BLUE, lw=1.5))
+    axes.text(5, 12.85, "process 0", ha="center", va="center", weight="bold")
+    box(axes, 0.6, 10.5, 8.8, 1.7, "sampler and loader, on the CPU", "pick 120 images for each step", GREY)
+    arrow(axes, (5, 10.4), (5, 9.3))
+    box(axes, 0.6, 3.7, 8.8, 5.5, "device: GPU 0, or the CPU", " ", SKY)
     held = (
-        f"model: {parameters:,} parameters",
-        "gradients: one for each parameter",
-        "optimizer: momentum of each parameter",
+        (7.35, GREY, "images: 12,000 to train on, 2,000 to test on"),
+        (5.5, SKY, f"model: {parameters:,} parameters"),
+        (4.7, SKY, "gradients: one for each parameter"),
+        (3.9, SKY, "optimizer: momentum of each parameter"),
     )
-    for number, words in enumerate(held):
-        bottom = 6.0 - 1.0 * number
-        axes.add_patch(plt.Rectangle((0.9, bottom), 8.2, 0.85, facecolor=tile(SKY, 0.5), edgecolor=SKY))
-        axes.text(5, bottom + 0.4, words, ha="center", va="center", size=9, color=DARK)
-    arrow(axes, (5, 3.4), (5, 2.5), "writes", at=(1.2, -0.25))
-    box(axes, 0.2, 0.2, 9.6, 2.2, "files", "a line for each epoch (.jsonl)\nthe weights (.pt)", GREEN)
+    for bottom, colour, words in held:
+        looks = {"facecolor": tile(colour, 0.5), "edgecolor": colour}
+        axes.add_patch(plt.Rectangle((0.8, bottom), 8.4, 0.75, **looks))
+        axes.text(5, bottom + 0.35, words, ha="center", va="center", size=9, color=DARK)
+    arrow(axes, (5, 7.35), (5, 6.25))
+    axes.text(5.4, 6.82, "a batch of 120", va="center", size=9)
+    arrow(axes, (5, 3.3), (5, 2.4), "writes", at=(1.2, -0.25))
+    box(axes, 0.2, 0.2, 9.6, 2.1, "files", "a line for each epoch (.jsonl)\nthe weights (.pt)", GREEN)
     picture(
-        "14,000 images go into one process, 120 at a time. The process has one device, with three things of "
-        f"the same size: the model of {parameters:,} parameters, its gradients and the optimizer's momentum. "
-        "It writes two files, which are outside the process: the curve and the weights."
+        "One process. Its sampler and loader, on the CPU, pick 120 images for each step. Its device holds "
+        f"14,000 images, of which a batch of 120 goes to the model, and three things of the same size: the "
+        f"model of {parameters:,} parameters, its gradients and the optimizer's momentum. The process writes "
+        "two files, which are outside the process: the curve and the weights."
     )
 
 
@@ -86,34 +90,36 @@ def draw_cell(axes, left, bottom, number, colour):
 def draw_memory(moments):
     """What is in memory after each line of a step, and of a second step that forgets zero_grad():
     (the line, the numbers of the loss, the weight, .grad and the momentum) for each."""
-    axes = canvas(5, 5.2, across=16, down=15.4)
+    axes = canvas(5, 5.8, across=16, down=17.4)
     names = ("loss", "weight", ".grad", "momentum")
     lefts = (4.9, 7.7, 10.5, 13.3)
     for name, left in zip(names, lefts, strict=True):
-        axes.text(left + 1.25, 14.7, name, weight="bold", ha="center", va="center", size=10)
-    axes.text(0, 13.4, "step 1", weight="bold", va="center", size=10.5)
-    axes.text(0, 5.2, "step 2, without zero_grad()", weight="bold", va="center", size=10.5, color=RED_INK)
+        axes.text(left + 1.25, 16.7, name, weight="bold", ha="center", va="center", size=10)
+    axes.text(0, 15.4, "step 1", weight="bold", va="center", size=10.5)
+    axes.text(0, 7.2, "step 2, without zero_grad()", weight="bold", va="center", size=10.5, color=RED_INK)
 
     before = (None, moments[0][1][1], None, None)
     said = []
-    bottoms = (11.7, 10.1, 8.5, 6.9, 3.5, 1.9)
+    bottoms = (13.7, 12.1, 10.5, 8.9, 5.4, 3.8, 1.4)
     for (line, numbers), bottom in zip(moments, bottoms, strict=True):
         axes.text(0, bottom + 0.56, line, va="center", size=10, family="monospace")
         for name, left, number, old in zip(names, lefts, numbers, before, strict=True):
             colour = None
             if number != old:
-                colour = RED if bottom < 3 else SKY
+                colour = RED if bottom < 5 else SKY
                 said.append(f"{line} makes {name} {number:.2f}")
             draw_cell(axes, left, bottom, number, colour)
         before = numbers
     old = moments[2][1][2]
     words = f"{old:.2f} old + {before[2] - old:.2f} new"
-    axes.text(lefts[2] + 1.25, 1.2, words, ha="center", va="center", size=9.5, color=RED_INK)
-    axes.add_patch(plt.Rectangle((0, 0.1), 0.9, 0.7, facecolor=tile(SKY, 0.5), edgecolor=SKY))
-    axes.text(1.2, 0.43, "written by this line", va="center", size=9.5)
+    axes.text(lefts[2] + 1.25, 3.15, words, ha="center", va="center", size=9.5, color=RED_INK)
+    for left, colour, meaning in ((0, SKY, "written by this line"), (7.7, RED, "written, and wrong")):
+        axes.add_patch(plt.Rectangle((left, 0.1), 0.9, 0.7, facecolor=tile(colour, 0.5), edgecolor=colour))
+        axes.text(left + 1.2, 0.43, meaning, va="center", size=9.5)
     picture(
-        f"What is in memory after each line of a step: {'; '.join(said)}. The last two lines are of a second "
-        f"step without zero_grad(): its gradient is added to the old one, {words}."
+        f"What is in memory after each line of a step: {'; '.join(said)}. The last three lines are of a "
+        f"second step without zero_grad(): its gradient is added to the old one, {words}, so step() makes a "
+        "wrong momentum and a wrong weight."
     )
 
 
@@ -182,12 +188,12 @@ def draw_history(kept, detached, losses=5):
     """What the sum of some losses refers to, and how many operations it keeps: without and with detach()."""
     axes = canvas(4.8, 4.7, across=15, down=15.2)
     cases = (
-        (8.0, "loss_sum += loss", kept, RED, RED_INK),
-        (0.2, "loss_sum += loss.detach()", detached, None, GREEN_INK),
+        (8.0, "attached", "loss", kept, RED, RED_INK),
+        (0.2, "detached", "loss.detach()", detached, None, GREEN_INK),
     )
-    for bottom, line, count, colour, ink in cases:
-        axes.text(0, bottom + 6.4, line, family="monospace", size=10, va="center")
-        box(axes, 0.1, bottom + 4.3, 14.8, 1.3, f"loss_sum keeps {count} operations", colour=SKY, size=10)
+    for bottom, name, added, count, colour, ink in cases:
+        axes.text(0, bottom + 6.4, f"{name} += {added}", family="monospace", size=10, va="center")
+        box(axes, 0.1, bottom + 4.3, 14.8, 1.3, f"{name} keeps {count} operations", colour=SKY, size=10)
         for number in range(losses):
             left = 0.15 + 2.99 * number
             looks = {"facecolor": "none", "edgecolor": INK, "ls": ":"}

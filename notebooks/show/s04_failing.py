@@ -143,7 +143,7 @@ def draw_ports():
     axes = canvas(4.8, 3.6, across=16, down=11.8)
     runs = (
         (9.4, "another run", GREY, 8.0, INK),
-        (5.6, "torchrun", RED, 8.0, RED),
+        (5.6, "torchrun,\nolder version", RED, 8.0, RED),
         (1.8, "torchrun\n--standalone", GREEN, 2.8, GREEN),
     )
     for middle, name, colour, port, ink in runs:
@@ -157,13 +157,13 @@ def draw_ports():
     axes.plot(8.0, 6.8, "x", color=RED, ms=11, mew=3)
     axes.text(13.05, 5.5, "address already\nin use", ha="center", va="center", size=9.5, color=RED_INK)
     picture(
-        "The store of another run listens on port 29500. A torchrun whose store wants the same port fails: "
-        "the address is already in use. With --standalone, torchrun's store gets a free port."
+        "The store of another run listens on port 29500. An older torchrun, whose store wants the same port, "
+        "fails: the address is already in use. With --standalone, torchrun's store gets a free port."
     )
 
 
-def draw_saving():
-    """What the file holds while first rank 0 and then rank 1 save to it."""
+def draw_saving(sizes):
+    """What the file holds while first rank 0 and then rank 1 save to it, and its size at these moments."""
     axes = canvas(5, 2.9, across=16, down=8.4)
     moments = (("rank 0\nhas saved", 1, 0), ("rank 1 opens\nthe file", 0, 1), ("rank 1\nhas saved", 1, 1))
     for number, (when, share, rank) in enumerate(moments):
@@ -177,7 +177,8 @@ def draw_saving():
                 plt.Rectangle((left, 2.4), 4, 3.4, facecolor=tile(RANKS[rank], 0.45), edgecolor=INK, lw=1.5)
             )
         words, colour = ("weights", DARK) if share else ("empty", RED_INK)
-        axes.text(left + 2, 4.1, words, ha="center", va="center", size=11, color=colour)
+        words += f"\n{sizes[number]}\nbytes"
+        axes.text(left + 2, 4.1, words, ha="center", va="center", size=10, color=colour)
         if number:
             arrow(axes, (left - 1.5, 4.1), (left - 0.1, 4.1))
     axes.plot(8, 1.75, "x", color=RED, ms=10, mew=3)
@@ -185,7 +186,7 @@ def draw_saving():
     axes.text(2.4, 1.75, "complete", ha="center", va="center", size=10, color=GREEN_INK)
     axes.text(13.6, 1.75, "complete", ha="center", va="center", size=10, color=GREEN_INK)
     picture(
-        "One file at three moments: rank 0 has saved, and the file holds the weights; rank 1 opens the file, "
-        "which is now empty; rank 1 has saved, and the file is complete again. A kill at the second moment "
-        "loses the weights."
+        f"One file at three moments: rank 0 has saved, and the file holds the weights, {sizes[0]} bytes; "
+        f"rank 1 opens the file, which is now empty, {sizes[1]} bytes; rank 1 has saved, and the file is "
+        f"complete again, {sizes[2]} bytes. A kill at the second moment loses the weights."
     )

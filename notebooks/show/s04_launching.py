@@ -6,7 +6,7 @@ from unittest import mock
 import matplotlib.pyplot as plt
 import torch
 
-from show.pictures import DARK, GREY, INK, PINK, RANKS, arrow, box, canvas, picture, tile
+from show.pictures import DARK, GREY, INK, RANKS, arrow, box, canvas, picture, tile
 from show.rank_inks import INK_OF_RANK
 
 TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -54,32 +54,32 @@ def draw_store(moments):
     """Two ranks and their keys in the store, with what each rank has noted: when it set its own key and when
     it had both keys, in seconds."""
     figure, axes = plt.subplots(figsize=(4.8, 3.8))
-    names = ["rank 0", "key of\nrank 0", "key of\nrank 1", "rank 1"]
     end = 1.5 * max(moment["has all"] for moment in moments)
     said = []
     for rank, moment in enumerate(moments):
         row = 3 * rank
-        key = 1 + rank
+        key = 1.2 + 0.6 * rank
         sets, waits = moment["sets"], moment["has all"] - moment["sets"]
         axes.barh(row, sets, height=0.55, color=tile(RANKS[rank], 0.55))
         axes.barh(row, waits, left=sets, height=0.55, **WAITS)
-        axes.barh(key, end - sets, left=sets, height=0.55, color=tile(GREY, 0.4))
+        axes.barh(key, end - sets, left=sets, height=0.5, color=tile(RANKS[rank], 0.3))
         middle = (sets + end) / 2
-        axes.text(middle, key, "in the store", ha="center", va="center", size=10, color=DARK)
+        axes.text(middle, key, f"key of rank {rank}", ha="center", va="center", size=10, color=DARK)
         if sets > end / 3:
             axes.text(sets / 2, row, "busy", ha="center", va="center", size=10, color=DARK)
-        towards = 0.3 if key > row else -0.3
-        draw_call(axes, sets, row + towards, key - towards, RANKS[rank])
         said.append(f"rank {rank} sets its key after {sets:.1f} s and waits {waits:.1f} s")
+    axes.add_patch(plt.Rectangle((0, 0.88), end, 1.24, facecolor="none", edgecolor=GREY, lw=1.5))
+    draw_call(axes, moments[0]["sets"], 0.3, 0.86, RANKS[0])
     last = moments[1]["sets"]
-    axes.text(0.06, 0.5, "set", va="center", size=9.5, color=INK_OF_RANK[0])
-    axes.text(last + 0.06, 2.5, "set", va="center", size=9.5, color=INK_OF_RANK[1])
-    draw_call(axes, last, 1.7, 0.3, INK)
-    axes.text(last + 0.06, 0.5, "get returns", va="center", size=9.5)
-    axes.set_yticks(range(4), names)
+    draw_call(axes, last, 2.7, 2.14, RANKS[1])
+    draw_call(axes, last, 0.86, 0.3, INK)
+    axes.text(0.06, 0.58, "set", va="center", size=9.5, color=INK_OF_RANK[0])
+    axes.text(last + 0.06, 2.42, "set", va="center", size=9.5, color=INK_OF_RANK[1])
+    axes.text(last + 0.06, 0.58, "get returns", va="center", size=9.5)
+    axes.set_yticks([0, 1.5, 3], ["rank 0", "store, in\ntorchrun", "rank 1"])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
-    axes.set(xlabel="seconds", xlim=(-0.05, end))
+    axes.set(xlabel="seconds", xlim=(-0.05, end + 0.02))
     mark = plt.Rectangle((0, 0), 1, 1, **WAITS)
     figure.legend([mark], ["waits in store.get"], loc="outside upper center", handlelength=1.5)
     picture(
@@ -95,28 +95,43 @@ def draw_call(axes, moment, begin, end, colour):
 
 
 def draw_launcher():
-    """One command, the launcher, two processes."""
-    axes = canvas(4.7, 4.6, across=10, down=10)
-    box(
-        axes, 1.6, 8.3, 6.8, 1.6, "your terminal", "torchrun --standalone\n--nproc-per-node 2 script.py", GREY
-    )
-    duties = "starts the processes, watches them,\nstops them, hosts the store\nwhere they find each other"
-    box(axes, 0.9, 4.9, 8.2, 2.2, "torchrun", duties, PINK)
-    arrow(axes, (5, 8.25), (5, 7.15))
-    for rank, left in ((0, 0.1), (1, 5.9)):
-        duties = f"GPU {rank} or the CPU\na model and an optimizer\n60 of 120 images"
+    """One command, the launcher with its store, and two processes with their environments."""
+    axes = canvas(4.7, 5.6, across=10, down=12.2)
+    command = "torchrun --standalone\n--nproc-per-node 2 script.py"
+    box(axes, 1.6, 10.5, 6.8, 1.6, "your terminal", command, GREY)
+    arrow(axes, (5, 10.45), (5, 9.55))
+
+    box(axes, 0.9, 6.5, 8.2, 3.0, "torchrun", " ", GREY)
+    axes.text(5, 8.35, "starts the processes, watches them,\nstops them, hosts the store", **WORDS)
+    draw_tile(axes, 1.3, 6.75, 7.4, 0.9, "store: where the processes find each other", GREY)
+
+    for rank, left in ((0, 0.1), (1, 5.6)):
+        box(axes, left, 0.8, 4.3, 4.5, f"process {rank}", " ", RANKS[rank])
+        told = f"RANK={rank}\nLOCAL_RANK={rank}\nWORLD_SIZE=2"
+        draw_tile(axes, left + 0.3, 2.8, 3.7, 1.65, told, RANKS[rank])
+        duties = "model, optimizer\n60 of 120 images"
         if rank == 0:
             duties += "\nprints and saves"
-        box(axes, left, 0.3, 4, 2.9, f"process {rank}", duties, RANKS[rank])
-        start = (4 + 2 * rank, 4.85)
-        end = (2.1 + 5.8 * rank, 3.25)
-        arrow(axes, start, end, f"RANK={rank}", at=(-1.4 + 2.8 * rank, -0.1), size=9)
-    arrow(axes, (4.15, 1.5), (5.85, 1.5), both=True)
-    axes.text(5, 1.8, "averaged\ngradients", size=9, ha="center")
+        axes.text(left + 2.15, 1.8, duties, **WORDS)
+        arrow(axes, (left + 2.15, 6.45), (left + 2.15, 5.35))
+    axes.text(5, 5.85, "environments", **WORDS)
+    arrow(axes, (4.45, 1.8), (5.55, 1.8), both=True)
+    axes.text(5, 0.35, "averaged gradients", **WORDS)
     picture(
-        "Your terminal starts torchrun. torchrun starts processes 0 and 1 and gives each its RANK. Each "
-        "process has a model and takes 60 of 120 images. The processes average gradients without torchrun."
+        "Your terminal starts torchrun, which hosts the store. torchrun starts processes 0 and 1 and gives "
+        "each an environment with its own RANK and LOCAL_RANK and the same WORLD_SIZE. Each process has a "
+        "model and an optimizer and takes 60 of 120 images. The processes average gradients without torchrun."
     )
+
+
+WORDS = {"ha": "center", "va": "center", "size": 9, "linespacing": 1.35}
+
+
+def draw_tile(axes, left, bottom, width, height, words, colour):
+    """Something that is inside a box."""
+    looks = {"facecolor": tile(colour, 0.45), "edgecolor": colour}
+    axes.add_patch(plt.Rectangle((left, bottom), width, height, **looks))
+    axes.text(left + width / 2, bottom + height / 2, words, color=DARK, **WORDS)
 
 
 def draw_families(families):
@@ -134,7 +149,7 @@ def draw_families(families):
             words = "\n".join(told) or "no RANK"
             said = f"{name} ({words})".replace("\n", ", ")
             if place == 0:
-                box(axes, 3.3, bottom + 4, 3.4, 1.7, name, words, PINK)
+                box(axes, 3.3, bottom + 4, 3.4, 1.7, name, words, GREY)
                 parent = said
                 continue
             colour = RANKS[int(name[-1])] if name.startswith("rank") else GREY
@@ -148,31 +163,37 @@ def draw_families(families):
 
 def draw_logs():
     """Where the lines of two ranks go with --tee 3."""
-    axes = canvas(4.8, 5.0, across=16, down=16.4)
+    axes = canvas(4.8, 5.8, across=16, down=19)
+    axes.add_patch(plt.Rectangle((0.1, 11.1), 15.8, 4.0, facecolor="none", edgecolor=GREY, lw=1.5))
+    axes.text(8, 14.5, "attempt_0/", weight="bold", ha="center", va="center", size=9.5)
     for rank in range(2):
         left = 0.1 + 8.1 * rank
         colour = RANKS[rank]
-        box(axes, left, 14.6, 7.7, 1.5, f"rank {rank}", colour=colour, size=10)
+        box(axes, left, 17.4, 7.7, 1.5, f"rank {rank}", colour=colour, size=10)
         for number, stream in enumerate(("stdout", "stderr")):
-            corner = left + 4.0 * number
+            corner = left + 0.3 + 3.7 * number
             looks = {"facecolor": tile(colour, 0.45), "edgecolor": colour}
-            axes.add_patch(plt.Rectangle((corner, 9.6), 3.7, 2.5, **looks))
+            axes.add_patch(plt.Rectangle((corner, 11.4), 3.4, 2.5, **looks))
             words = f"{rank}/\n{stream}.log"
-            axes.text(corner + 1.85, 10.8, words, ha="center", va="center", size=9.5, color=DARK)
-            arrow(axes, (corner + 1.85, 14.5), (corner + 1.85, 12.2), colour=colour)
-            arrow(axes, (corner + 1.85, 9.5), (corner + 1.85, 8.2), colour=colour)
-    axes.text(8, 13.3, "writes", ha="center", va="center", size=9.5)
-    axes.text(8, 8.85, "reads", ha="center", va="center", size=9.5)
+            axes.text(corner + 1.7, 12.6, words, ha="center", va="center", size=9.5, color=DARK)
+            arrow(axes, (corner + 1.7, 17.3), (corner + 1.7, 14.0), colour=colour)
+            arrow(axes, (corner + 1.7, 11.3), (corner + 1.7, 9.7), colour=colour)
+    axes.text(8, 16.2, "writes", ha="center", va="center", size=9.5)
+    axes.text(8, 10.35, "reads", ha="center", va="center", size=9.5)
     words = "puts a prefix before each line"
-    box(axes, 0.1, 5.7, 15.8, 2.4, "torchrun", words, PINK, 9.5)
-    arrow(axes, (8, 5.6), (8, 4.6))
-    axes.add_patch(plt.Rectangle((0.1, 0.2), 15.8, 4.3, facecolor="none", edgecolor=GREY, lw=1.5))
-    axes.text(0.6, 3.7, "screen", weight="bold", size=9.5, va="center")
-    for rank in range(2):
-        line = f"rank {rank} | a line of rank {rank}"
-        looks = {"family": "monospace", "color": INK_OF_RANK[rank], "size": 9.5, "va": "center"}
-        axes.text(0.6, 2.4 - 1.3 * rank, line, **looks)
+    box(axes, 0.1, 7.2, 15.8, 2.4, "torchrun", words, GREY, 9.5)
+    arrow(axes, (8, 7.1), (8, 6.3))
+    axes.add_patch(plt.Rectangle((0.1, 0.2), 15.8, 6.0, facecolor="none", edgecolor=GREY, lw=1.5))
+    axes.text(0.6, 5.5, "screen", weight="bold", size=9.5, va="center")
+    bottom = 4.4
+    for words in ("a line", "an error"):
+        for rank in range(2):
+            line = f"rank {rank} | {words} of rank {rank}"
+            looks = {"family": "monospace", "color": INK_OF_RANK[rank], "size": 9.5, "va": "center"}
+            axes.text(0.6, bottom, line, **looks)
+            bottom -= 1.2
     picture(
-        "Two ranks with --tee 3. Each rank writes its stdout and its stderr into two files of its own. "
-        "torchrun reads the four files, puts a prefix before each line, and prints the lines on the screen."
+        "Two ranks with --tee 3. Each rank writes its stdout and its stderr into two files of its own, in "
+        "the folder attempt_0. torchrun reads the four files, puts a prefix before each line, and prints the "
+        "four lines on the screen."
     )

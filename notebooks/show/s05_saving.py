@@ -1,36 +1,48 @@
 """Notebook 05: who writes and loads the snapshot, what a kill sets off, and what a file holds meanwhile."""
 
+import time
+
 import matplotlib.pyplot as plt
 
 from show.pictures import BLUE, DARK, GREEN, GREY, INK, RANKS, RED, SKY, arrow, box, canvas, picture, tile
+from show.processes import folded
 from show.rank_inks import GREEN_INK, INK_OF_RANK, RED_INK
 
 LOOKS = {"old": (SKY, None), "incomplete": (RED, "////"), "new": (GREEN, None)}
 
 
+def follow_without_traceback(running, limit=180):
+    """Print what a command writes until it ends, but only torchrun's line and the script's own lines."""
+    deadline = time.monotonic() + limit
+    while (line := running.next(deadline)) is not None:
+        if line.startswith(("failed", "resumed", "epoch")):
+            print(folded(line), end="")
+
+
 def draw_who_does_what():
     """torchrun and two processes, of which process 0 writes the snapshot and both load it."""
-    axes = canvas(5, 4.9, across=10, down=9.8)
-    box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun", "starts and watches both", GREY)
+    axes = canvas(5, 5.3, across=10, down=10.6)
+    box(axes, 2.6, 9.3, 4.8, 1.2, "torchrun", "starts and watches both", GREY)
     for rank, left in ((0, 0.1), (1, 6.7)):
-        box(axes, left, 5.4, 3.2, 1.9, f"process {rank}", "model, optimizer,\nits images", RANKS[rank])
-    arrow(axes, (3.2, 8.4), (1.9, 7.4))
-    arrow(axes, (6.8, 8.4), (8.1, 7.4))
-    arrow(axes, (3.4, 6.4), (6.6, 6.4), "gradients", both=True, size=9)
-    box(axes, 0.3, 3.1, 2.7, 1.1, "temporary file", colour=BLUE)
+        held = "model, optimizer,\nscheduler\n\nits images"
+        box(axes, left, 5.7, 3.2, 2.4, f"process {rank}", held, RANKS[rank])
+    arrow(axes, (3.2, 9.2), (1.9, 8.2))
+    arrow(axes, (6.8, 9.2), (8.1, 8.2))
+    arrow(axes, (3.4, 6.9), (6.6, 6.9), "gradients", both=True, size=9)
+    box(axes, 0.3, 3.4, 2.7, 1.1, "temporary file", colour=BLUE)
     axes.patches[-1].set_linestyle("--")
-    box(axes, 0.1, 0.2, 3.2, 1.7, "snapshot", "complete,\nor not there", GREEN)
-    arrow(axes, (1.7, 5.3), (1.7, 4.3), colour=BLUE)
-    arrow(axes, (1.7, 3.0), (1.7, 2.0), colour=BLUE)
-    axes.text(0.9, 4.8, "1 write", ha="center", va="center", size=9, color=INK_OF_RANK[0])
-    axes.text(0.8, 2.5, "2 rename", ha="center", va="center", size=9, color=INK_OF_RANK[0])
-    arrow(axes, (3.4, 1.6), (7.6, 5.3), colour=GREEN)
-    arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
-    axes.text(4.7, 3.7, "3 load,\nat the start", size=9, color=GREEN_INK, ha="center")
+    box(axes, 0.1, 0.2, 3.2, 2.0, "snapshot", "model, optimizer,\nscheduler, epoch", GREEN)
+    arrow(axes, (1.7, 5.6), (1.7, 4.6), colour=BLUE)
+    arrow(axes, (1.7, 3.3), (1.7, 2.3), colour=BLUE)
+    axes.text(0.9, 5.1, "1 write", ha="center", va="center", size=9, color=INK_OF_RANK[0])
+    axes.text(0.8, 2.8, "2 rename", ha="center", va="center", size=9, color=INK_OF_RANK[0])
+    arrow(axes, (3.4, 1.8), (7.6, 5.6), colour=GREEN)
+    arrow(axes, (3.2, 2.3), (3.2, 5.6), colour=GREEN)
+    axes.text(4.7, 3.9, "3 load,\nat the start", size=9, color=GREEN_INK, ha="center")
     picture(
         "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, "
-        "process 0 writes a temporary file and renames it to be the snapshot. At the start, both processes "
-        "load the snapshot."
+        "process 0 writes the model, the optimizer, the scheduler and the epoch into a temporary file and "
+        "renames it to be the snapshot. At the start, both processes load the snapshot."
     )
 
 
@@ -60,9 +72,8 @@ def draw_restart():
 
     axes.barh(3, end, height=0.55, facecolor="none", edgecolor=GREY)
     axes.text(0.1, 3, "watches", va="center", size=9.5)
-    axes.text(killed, 3, "stops 0", ha="left", va="center", size=9.5)
+    axes.text(killed, 3, "notices", ha="left", va="center", size=9.5)
     axes.text(started + 0.1, 3, "starts two", ha="left", va="center", size=9.5)
-    draw_arrow(axes, (noticed, 2.72), (noticed, 2.32), INK)
     draw_arrow(axes, (started, 2.72), (started, 2.32), INK)
     draw_arrow(axes, (started, 2.72), (started, 1.32), INK)
 
@@ -85,12 +96,12 @@ def draw_restart():
     for looks in WORK.values():
         marks.append(plt.Rectangle((0, 0), 1, 1, **looks))
     marks.append(plt.Line2D([], [], marker="s", color=INK, ls="", ms=8))
-    names = ["trains", "waits for process 1", "imports torch", "repeats steps", "stopped"]
-    figure.legend(marks, names, loc="outside upper center", ncols=3, handlelength=1.2, columnspacing=1)
+    names = ["trains", "waits for process 1", "imports torch", "repeats steps", "fails or is stopped"]
+    figure.legend(marks, names, loc="outside upper center", ncols=2, handlelength=1.2, columnspacing=1)
     picture(
         "From a kill to the repeated steps. Process 0 saves a snapshot after epoch 1. Process 1 is killed in "
-        "epoch 2, and process 0 waits for it. torchrun stops process 0 and starts two new processes. They "
-        "import torch, load the snapshot, repeat the steps since the snapshot, and train on."
+        "epoch 2. Process 0 waits for it, and fails or is stopped. torchrun notices this and starts two new "
+        "processes. They import torch, load the snapshot, repeat the steps since the snapshot, and train on."
     )
 
 
@@ -99,28 +110,59 @@ def draw_arrow(axes, start, end, colour):
     axes.annotate("", end, start, arrowprops=looks)
 
 
-def draw_rates(rates):
-    """{What was left out: the learning rates of the epochs after the snapshot}, in four small pictures."""
-    figure, grid = plt.subplots(2, 2, figsize=(5, 3.8), sharex=True, sharey=True)
-    right = rates["nothing"]
+def draw_rates(rates, right):
+    """{What was left out: the learning rates of the epochs after the snapshot}, in four small pictures.
+    `right` has the rates of the uninterrupted run."""
+    figure, grid = plt.subplots(2, 2, figsize=(5, 4.0), sharex=True, sharey=True)
     said = []
-    for axes, (left_out, of_epochs) in zip(grid.flat, rates.items(), strict=True):
-        colour = SKY if left_out == "nothing" else RED
-        for epoch, rate in enumerate(of_epochs, 1):
+    for axes, (title, of_epochs) in zip(grid.flat, rates.items(), strict=True):
+        for place, rate in enumerate(of_epochs):
+            is_right = place < len(right) and rate == right[place]
+            colour = SKY if is_right else RED
+            epoch = place + 1
             axes.bar(epoch, rate, width=0.8, facecolor=tile(colour, 0.6), edgecolor=colour)
             axes.text(epoch, rate + 0.001, f"{rate:.2f}", ha="center", va="bottom", size=9.5)
         for epoch, rate in enumerate(right, 1):
             axes.plot((epoch - 0.45, epoch + 0.45), (rate, rate), color=INK, lw=2)
-        title = "nothing left out" if left_out == "nothing" else f"without {left_out}"
         axes.set_title(title, size=10)
         axes.set(ylim=(0, 0.052), xticks=[1, 2, 3], yticks=[0, 0.02, 0.04])
         numbers = [f"{rate:.2f}" for rate in of_epochs]
         said.append(f"{title} {', '.join(numbers)}")
-    mark = plt.Line2D([], [], color=INK, lw=2)
-    figure.legend([mark], ["the uninterrupted run"], loc="outside upper center")
+    marks = [plt.Line2D([], [], color=INK, lw=2)]
+    for colour in (SKY, RED):
+        marks.append(plt.Rectangle((0, 0), 1, 1, facecolor=tile(colour, 0.6), edgecolor=colour))
+    names = ["uninterrupted run", "same", "different"]
+    figure.legend(marks, names, loc="outside upper center", ncols=3, handlelength=1.2, columnspacing=1)
     figure.supxlabel("epochs after the snapshot", size=10)
     figure.supylabel("learning rate", size=10)
     picture(f"The learning rates of the epochs after the snapshot: {'; '.join(said)}.")
+
+
+def draw_left_out(runs, steps_per_epoch):
+    """How far each run that lacks a part is from the uninterrupted run: {the part: a distance a step}."""
+    figure, grid = plt.subplots(2, 2, figsize=(5, 3.8), sharex=True, sharey=True)
+    said = []
+    for axes, (part, distances) in zip(grid.flat, runs.items(), strict=True):
+        steps, far = [], []
+        for step, distance in enumerate(distances, 1):
+            if distance > 0:  # a log axis has no place for 0
+                steps.append(step)
+                far.append(distance)
+        axes.plot(steps, far, color=RED, lw=2.5)
+        axes.plot(steps[0], far[0], "o", color=RED, ms=6)
+        axes.axvline(steps_per_epoch + 0.5, color=INK, lw=1, ls=":")
+        axes.set_title(f"without {part}", size=10)
+        axes.set(yscale="log", yticks=[1e-3, 1e-2])
+        axes.minorticks_off()
+        said.append(f"without {part}, from step {steps[0]} on, by up to {max(far):.1g}")
+    mark = plt.Line2D([], [], color=INK, lw=1, ls=":")
+    figure.legend([mark], ["the run's next epoch begins"], loc="outside upper center")
+    figure.supxlabel("steps since the snapshot", size=10)
+    figure.supylabel("largest difference of a weight", size=10)
+    picture(
+        "How far the weights of a resumed run are from the weights of an uninterrupted run, after each step: "
+        f"{'; '.join(said)}. The curves are drawn from the first difference on."
+    )
 
 
 def draw_contents(sizes, size_of_file):

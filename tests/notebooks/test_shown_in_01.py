@@ -45,7 +45,11 @@ def test_the_picture_of_a_step_has_the_numbers_of_sgd_with_momentum():
         f"step() makes weight {weight - rate * gradient:.2f}; step() makes momentum {gradient:.2f}" in drawn
     )
     new = 2 * (weight - rate * gradient)
-    assert f"backward() makes .grad {gradient + new:.2f}" in drawn and f"{new:.2f} new" in drawn
+    wrong = gradient + new
+    assert f"backward() makes .grad {wrong:.2f}" in drawn and f"{new:.2f} new" in drawn
+    momentum = 0.9 * gradient + wrong
+    after = weight - rate * gradient - rate * momentum
+    assert f"step() makes weight {after:.2f}; step() makes momentum {momentum:.2f}" in drawn
 
 
 def test_the_picture_of_the_history_has_the_numbers_that_the_cell_prints():

@@ -38,6 +38,8 @@ def test_what_else_its_cells_print():
     assert "EADDRINUSE" in text and "2 processes have met" in text
     sizes = re.findall(r"([\d,]+) bytes in the file", text)
     assert len(sizes) == 3 and sizes[1] == "0"
+    (drawn,) = [alt for alt in alts("04_ddp_torchrun") if alt.startswith("One file at three moments")]
+    assert re.findall(r"([\d,]+) bytes", drawn) == sizes
     assert re.search(r"tags in the lesson's file: cpu\n", text)
     assert re.search(r"tags in the second file: +cuda:0\n", text)
 

@@ -75,4 +75,4 @@ def test_the_picture_of_the_learning_rates_shows_what_the_text_says():
     right = rates["nothing left out"]
     assert rates["without scheduler"][0] == right[0] and rates["without scheduler"][1] > right[1]
     assert rates["without epoch"][:2] == right and len(rates["without epoch"]) == 3
-    assert rates["without all three"][0] == 0.04 and len(rates["without all three"]) == 3
+    assert rates["only the model"][0] == 0.04 and len(rates["only the model"]) == 3
