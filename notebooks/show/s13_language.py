@@ -6,7 +6,7 @@ import math
 import matplotlib.pyplot as plt
 from torch.distributed.checkpoint import FileSystemReader
 
-from show.pictures import DARK, GREY, RANKS, RED, SKY, arrow, box, canvas, picture, tile
+from show.pictures import DARK, GREY, RANKS, RED, SKY, arrow, canvas, picture, tile
 from show.rank_inks import INK_OF_RANK, RED_INK
 
 DIMENSIONS = {"data": SKY, "tensor": RED}
@@ -27,27 +27,31 @@ def draw_parts():
         ("up", COLUMNS, ""),
         ("down", ROWS, "all-reduce"),
         ("norm", NORM, ""),
-        ("head", COLUMNS, "all-reduces"),
+        ("head", COLUMNS, ""),
     ]
-    axes = canvas(4.4, 7, across=17, down=26.4)
-    draw_small_mesh(axes, 5.4, 22.4)
-    axes.text(0.2, 20.9, "a text: 176 characters", va="center", size=10)
+    axes = canvas(4.4, 7.3, across=17, down=28)
+    draw_small_mesh(axes, 5.4, 24)
+    axes.text(0.2, 22.5, "in each row of the mesh: 8 texts of 176 characters", va="center", size=10)
     for number, (name, parts, collective) in enumerate(layers):
-        bottom = 18.4 - 2.2 * number
+        bottom = 20 - 2.2 * number
         axes.text(6.6, bottom + 0.8, name, ha="right", va="center", size=10)
         draw_matrix(axes, 7.4, bottom, parts)
         if collective:
             words = f"{collective}\nover tensor"
             axes.text(13.2, bottom + 0.8, words, va="center", size=9, color=RED_INK)
-    axes.plot((0.4, 0.1, 0.1, 0.4), (17.6, 17.6, 5.2, 5.2), color=GREY, lw=1.2)
-    axes.text(0.5, 10.4, "2 blocks", va="center", weight="bold", size=10)
-    axes.text(0.2, -0.1, "a score for each of 61 characters, at each position", va="center", size=10)
+    axes.plot((0.4, 0.1, 0.1, 0.4), (19.2, 19.2, 6.8, 6.8), color=SKY, lw=2)
+    axes.text(0.5, 12, "2 blocks", va="center", weight="bold", size=10)
+    axes.text(0.5, 10, "each: all-gather\nover data", va="center", size=9)
+    axes.text(6.6, 0.8, "loss", ha="right", va="center", size=10)
+    axes.text(9.9, 0.8, "from 61 scores at\neach position", ha="center", va="center", size=9)
+    axes.text(13.2, 0.8, "3 all-reduces\nover tensor", va="center", size=9, color=RED_INK)
     picture(
-        "Above, the mesh: ranks 0 and 1 are a row, ranks 0 and 2 a column. Below, a GPT from top to bottom: "
-        "embedding, two blocks, norm, head. Each of the four ranks holds a quarter of every matrix. Ranks 0 "
-        "and 2 have the left half of query, key, value, up and head, and the upper half of project and down. "
-        "Each norm is on ranks 0 and 1 in one half, on ranks 2 and 3 in the other. Embedding, project, down "
-        "and head are followed by collectives over tensor."
+        "Above, the mesh: ranks 0 and 1 are a row, ranks 0 and 2 a column; each row reads 8 texts. Below, a "
+        "GPT from top to bottom: embedding, two blocks, norm, head. Each of the four ranks holds a quarter "
+        "of every matrix. Ranks 0 and 2 have the left half of query, key, value, up and head, and the upper "
+        "half of project and down. Each norm is on ranks 0 and 1 in one half, on ranks 2 and 3 in the other. "
+        "Each block begins with an all-gather over data. Embedding, project and down are followed by a "
+        "collective over tensor, and the loss needs three."
     )
 
 
@@ -59,6 +63,7 @@ def draw_small_mesh(axes, x, y):
         draw_part(axes, left, bottom, 2.2, 1.7, tile(RANKS[rank], 0.6), rank)
     arrow(axes, (x + 5.6, y + 2.75), (x + 4.8, y + 2.75), colour=RED)
     axes.text(x + 5.8, y + 2.75, "row: tensor", va="center", size=9.5, color=RED_INK)
+    axes.text(x + 5.8, y + 0.85, "row: other texts", va="center", size=9.5)
     arrow(axes, (x - 0.9, y + 1.8), (x - 0.1, y + 1.8), colour=SKY)
     axes.text(x - 1.1, y + 1.8, "column: data", va="center", ha="right", size=9.5)
 
@@ -95,25 +100,31 @@ def chunks_of(snapshot, name):
 
 def draw_resumed(snapshot):
     """Two matrices as four processes wrote them into a snapshot, and as two processes read them."""
-    axes = canvas(5, 4.6, across=16, down=14.6)
-    axes.text(5.4, 14, "written by 4 processes", ha="center", va="center", weight="bold", size=10)
-    axes.text(13, 14, "read by 2", ha="center", va="center", weight="bold", size=10)
+    axes = canvas(5, 5, across=16, down=16.2)
+    axes.text(4.9, 15.6, "written by 4 processes", ha="center", va="center", weight="bold", size=10)
+    axes.text(12.6, 15.6, "read by 2", ha="center", va="center", weight="bold", size=10)
     said = []
-    for name, bottom in (("query", 7.6), ("project", 0.4)):
+    for name, bottom in (("query", 8.7), ("project", 1.2)):
         weight = f"weights.model.blocks.0.attention.{name}.weight"
         (outputs, inputs), chunks = chunks_of(snapshot, weight)
-        axes.text(2.2, bottom + 2.6, name, ha="right", va="center", size=10)
+        axes.text(2, bottom + 2.6, name, ha="right", va="center", size=10)
         for rank, (left, top), (across, down) in chunks:
-            x, width = 2.7 + 5.4 * left / outputs, 5.4 * across / outputs
-            y, height = bottom + 5.2 * (1 - (top + down) / inputs), 5.2 * down / inputs
-            draw_part(axes, x, y, width, height, tile(RANKS[rank], 0.6), f"file\nof {rank}")
-        arrow(axes, (8.4, bottom + 2.6), (10.1, bottom + 2.6))
-        if name == "query":  # outputs are split over tensor
-            draw_part(axes, 10.3, bottom, 2.7, 5.2, tile(RANKS[0], 0.6), "rank 0:\nfiles of\n0 and 2")
-            draw_part(axes, 13, bottom, 2.7, 5.2, tile(RANKS[1], 0.6), "rank 1:\nfiles of\n1 and 3")
-        else:  # inputs are split over tensor
-            draw_part(axes, 10.3, bottom + 2.6, 5.4, 2.6, tile(RANKS[0], 0.6), "rank 0:\nfiles of 0 and 2")
-            draw_part(axes, 10.3, bottom, 5.4, 2.6, tile(RANKS[1], 0.6), "rank 1:\nfiles of 1 and 3")
+            x, width = 5.4 * left / outputs, 5.4 * across / outputs
+            y, height = 5.2 * (1 - (top + down) / inputs), 5.2 * down / inputs
+            words = f"file\nof {rank}"
+            draw_part(axes, 2.2 + x, bottom + y, width, height, tile(RANKS[rank], 0.6), words)
+            if name == "query" and left >= outputs / 2:  # outputs are split over tensor
+                x += 0.5
+            if name == "project" and top >= inputs / 2:  # inputs are split over tensor
+                y -= 0.9
+            draw_part(axes, 9.8 + x, bottom + y, width, height, tile(RANKS[rank], 0.6), words)
+        arrow(axes, (7.9, bottom + 2.6), (9.3, bottom + 2.6))
+        if name == "query":
+            draw_reader(axes, 0, (9.8, bottom), (2.7, 5.2))
+            draw_reader(axes, 1, (13, bottom), (2.7, 5.2))
+        else:
+            draw_reader(axes, 0, (9.8, bottom + 2.6), (5.4, 2.6))
+            draw_reader(axes, 1, (9.8, bottom - 0.9), (5.4, 2.6))
         writers = ", ".join(str(rank) for rank, place, _ in sorted(chunks, key=lambda chunk: chunk[1]))
         said.append(f"{name}, in files of ranks {writers}")
     picture(
@@ -122,12 +133,21 @@ def draw_resumed(snapshot):
     )
 
 
+def draw_reader(axes, rank, corner, size):
+    """A frame around what one of the two processes reads, and its name above the frame."""
+    axes.add_patch(plt.Rectangle(corner, *size, fill=False, edgecolor=RANKS[rank], lw=2.5))
+    middle = corner[0] + size[0] / 2
+    name = f"rank {rank}"
+    looks = {"ha": "center", "va": "center", "weight": "bold", "size": 9.5, "color": INK_OF_RANK[rank]}
+    axes.text(middle, corner[1] + size[1] + 0.45, name, **looks)
+
+
 def draw_steps(steps, killed_after, resumed_after, every=2):
     """The steps of an epoch in the run that was killed and in the run that resumed, and their snapshots."""
-    axes = canvas(5, 2.7, across=16, down=8.6)
+    axes = canvas(5, 2.8, across=16, down=9)
     runs = (
-        (5.2, "4 processes", range(1, killed_after + 1)),
-        (1.6, "2 processes", range(resumed_after + 1, steps + 1)),
+        (5.6, "4 processes", range(1, killed_after + 1)),
+        (2.4, "2 processes", range(resumed_after + 1, steps + 1)),
     )
     for bottom, name, taken in runs:
         axes.text(0, bottom + 0.7, name, va="center", size=9.5)
@@ -141,10 +161,11 @@ def draw_steps(steps, killed_after, resumed_after, every=2):
             if step % every == 0:
                 axes.text(left + 0.55, bottom - 0.8, "▲", ha="center", va="center", size=10)
     end = 3.7 + 1.23 * killed_after
-    axes.text(end + 0.1, 5.9, "killed", va="center", size=9.5, weight="bold", color=RED_INK)
-    axes.text(3.7, 7.9, "steps of epoch 2", va="center", size=9.5)
-    axes.text(10.2, 7.9, "▲ a snapshot", va="center", size=9.5)
-    axes.text(0, 0, "dark orange: taken twice, because no snapshot has it", va="center", size=9.5)
+    axes.text(end + 0.1, 6.3, "killed", va="center", size=9.5, weight="bold", color=RED_INK)
+    axes.text(3.7, 8.3, "steps of epoch 2", va="center", size=9.5)
+    axes.text(10.2, 8.3, "▲ a snapshot", va="center", size=9.5)
+    axes.add_patch(plt.Rectangle((0.1, 0.1), 0.8, 0.8, facecolor=tile(RED, 0.6), edgecolor=GREY, lw=0.8))
+    axes.text(1.2, 0.5, "taken twice, because no snapshot has it", va="center", size=9.5)
     picture(
         f"The {steps} steps of epoch 2. Four processes are killed after step {killed_after}; the last "
         f"snapshot is from step {resumed_after}. Two processes continue with step {resumed_after + 1} and "
@@ -152,16 +173,33 @@ def draw_steps(steps, killed_after, resumed_after, every=2):
     )
 
 
+# Where in a step the collectives run. The forward pass goes down this list, and the backward pass goes up.
+# Of one part, the upper collective comes first in the forward pass and last in the backward pass.
+OF_BLOCK = (
+    (("all-gather", "data", 1), ("all-reduce", "tensor", 2)),
+    (("reduce-scatter", "data", 1), ("all-reduce", "tensor", 2), ("all-gather", "data", 1)),
+)
+STEP = {
+    "embedding,\npositions": (
+        (("all-gather", "data", 1), ("all-gather", "tensor", 2)),
+        (("reduce-scatter", "data", 1),),
+    ),
+    "block 0": OF_BLOCK,
+    "block 1": OF_BLOCK,
+    "norm, head": ((), (("all-reduce", "tensor", 1),)),
+    "loss": ((("all-reduce", "tensor", 3),), ()),
+}
+
+
 def draw_sent(sent):
-    """The mesh, with lines as thick as what a rank sends in a step, and bars for each kind of collective."""
-    figure = plt.figure(figsize=(5, 6))
-    upper, lower = figure.subplots(2, 1, height_ratios=(3, 2))
+    """Where in a step the collectives run, and bars for the bytes of each kind of collective."""
+    figure = plt.figure(figsize=(5, 6.8))
+    upper, lower = figure.subplots(2, 1, height_ratios=(7, 3))
+    draw_step(upper)
     totals = {"data": 0, "tensor": 0}
-    for (_, _, dimension), size in sent.items():
-        totals[dimension] += size / 1e3
-    draw_mesh(upper, totals)
     sizes = {}  # forward and backward together
     for (_, kind, dimension), size in sent.items():
+        totals[dimension] += size / 1e3
         name = f"{kind}\nover {dimension}"
         sizes[dimension, name] = sizes.get((dimension, name), 0) + size / 1e3
     names = []
@@ -174,27 +212,39 @@ def draw_sent(sent):
     lower.invert_yaxis()
     lower.set(xlabel="kB that rank 0 sends in a step", xlim=(0, 1.25 * max(sizes.values())))
     picture(
-        f"The 2 x 2 mesh. In a step rank 0 sends {totals['data']:,.0f} kB over data, to its column, in "
-        f"all-gathers and reduce-scatters, and {totals['tensor']:,.0f} kB over tensor, to its row, most of "
-        "it in all-reduces."
+        "Where in a step the collectives run. Forward: an all-gather over data and two over tensor for the "
+        "embedding and the positions; in each block, an all-gather over data and two all-reduces over "
+        "tensor; three all-reduces for the loss. Backward: an all-reduce for the head; in each block, an "
+        "all-gather, two all-reduces and a reduce-scatter; a last reduce-scatter. In a step rank 0 sends "
+        f"{totals['data']:,.0f} kB over data and {totals['tensor']:,.0f} kB over tensor, most of it in "
+        "all-reduces."
     )
 
 
-def draw_mesh(axes, totals):
-    """Four ranks; between them lines whose width is the number of kB sent."""
-    axes.set(xlim=(0, 16), ylim=(-0.2, 9.4))
+def draw_step(axes):
+    """The parts of the model from top to bottom, and the collectives of each part in both passes."""
+    axes.set(xlim=(0, 16), ylim=(0, 16.4))
     axes.axis("off")
-    thickest = 14  # points
-    widths = {name: max(1.2, thickest * total / max(totals.values())) for name, total in totals.items()}
-    looks = {"solid_capstyle": "butt", "zorder": 0}
-    for y in (7.6, 1.4):
-        axes.plot((4.4, 11.6), (y, y), color=DIMENSIONS["tensor"], lw=widths["tensor"], **looks)
-    for x in (2.4, 13.6):
-        axes.plot((x, x), (2.8, 6.2), color=DIMENSIONS["data"], lw=widths["data"], **looks)
-    for rank, (x, y) in enumerate(((0.4, 6.2), (11.6, 6.2), (0.4, 0), (11.6, 0))):
-        box(axes, x, y, 4, 2.8, f"rank {rank}", colour=RANKS[rank], size=10)
-    axes.text(8, 6.5, f"tensor: {totals['tensor']:,.0f} kB", ha="center", size=10)
-    axes.text(2.8, 4.5, f"data: {totals['data']:,.0f} kB", va="center", size=10)
+    axes.text(6.7, 15.9, "forward", ha="center", va="center", weight="bold", size=10)
+    axes.text(13, 15.9, "backward", ha="center", va="center", weight="bold", size=10)
+    arrow(axes, (3.8, 15.3), (3.8, 1.7))
+    arrow(axes, (10.1, 1.7), (10.1, 15.3))
+    top = 15.2
+    for part, passes in STEP.items():
+        rows = max(len(collectives) for collectives in passes)
+        axes.text(3.4, top - 0.6 * rows, part, ha="right", va="center", size=9.5)
+        for left, collectives in zip((4.2, 10.5), passes, strict=True):
+            for number, (kind, dimension, times) in enumerate(collectives):
+                words = kind
+                if times > 1:
+                    words = f"{times} {kind}s"
+                fill = tile(DIMENSIONS[dimension], 0.6)
+                draw_part(axes, left, top - 1.2 * (number + 1), 5.2, 1.1, fill, words)
+        top -= 1.2 * rows + 0.45
+    for left, dimension in ((4.2, "data"), (10.5, "tensor")):
+        fill = tile(DIMENSIONS[dimension], 0.6)
+        axes.add_patch(plt.Rectangle((left, 0.2), 0.9, 0.7, facecolor=fill, edgecolor=GREY, lw=0.8))
+        axes.text(left + 1.2, 0.55, f"over {dimension}", va="center", size=9.5)
 
 
 LEFT_OF_RANK = (3.1, 10.9)  # in the picture of the loss
@@ -339,7 +389,7 @@ SHOWN = {"\n": "↵", " ": "·"}
 
 def draw_character(axes, x, y, character, colour, is_different):
     fill = tile(colour, 0.6) if is_different else tile(GREY, 0.2)
-    axes.add_patch(plt.Rectangle((x, y - 0.75), 1, 1.5, facecolor=fill, lw=0))
+    axes.add_patch(plt.Rectangle((x, y - 0.75), 1, 1.5, facecolor=fill, edgecolor=GREY, lw=0.6))
     shown = SHOWN.get(character, character)
     axes.text(x + 0.5, y, shown, ha="center", va="center", color=DARK, size=9.5, family="monospace")
 

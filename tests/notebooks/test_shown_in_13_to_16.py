@@ -53,6 +53,41 @@ def test_13_three_all_reduces_send_one_number_for_each_position():
     assert sent == {8 * 176 * 4: 3, 8 * 176 * 64 * 4: 4}
 
 
+def test_13_the_picture_of_a_step_has_as_many_collectives_as_rank_0_noted():
+    drawn = {}
+    for passes in language.STEP.values():
+        for when, collectives in zip(("forward", "backward"), passes, strict=True):
+            for kind, dimension, times in collectives:
+                drawn[when, kind, dimension] = drawn.get((when, kind, dimension), 0) + times
+    noted = {}
+    for output in outputs("13_gpt"):
+        lines = output.get("data", {}).get("text/markdown", "").splitlines()
+        if lines and lines[0].startswith("| when | what |"):
+            for line in lines[2:]:
+                *key, times, _ = line.strip("| ").split(" | ")
+                noted[tuple(key)] = int(times)
+    assert noted and drawn == noted
+
+
+def test_13_the_two_snapshots_on_the_disk_are_those_that_save_leaves():
+    text = printed("13_gpt")
+    assert re.findall(r"^13_gpt\.(epoch\S+)\.snapshot$", text, re.M) == [
+        "epoch0002-step000002",
+        "epoch0002-step000004",
+    ]
+    shown = [output.get("data", {}).get("text/markdown", "") for output in outputs("13_gpt")]
+    assert any("for old in self.find()[:-2]:" in code for code in shown)
+
+
+def test_13_the_three_all_reduces_of_the_loss_stand_beside_the_loss(said):
+    language.draw_parts()
+    heights = {}
+    for text in plt.gcf().axes[0].texts:
+        heights.setdefault(text.get_text().replace("\n", " "), []).append(text.get_position()[1])
+    assert heights["3 all-reduces over tensor"] == heights["loss"]
+    assert len(heights["all-reduce over tensor"]) == 2, "after project and down, and none beside the head"
+
+
 def test_15_the_shares_of_the_merge_are_the_printed_ones():
     first, second = re.search(r"shares: (\S+) and (\S+)", printed("15_context_parallel")).groups()
     text = alt("15_context_parallel", "The weights of 6 keys")
