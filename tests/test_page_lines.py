@@ -54,7 +54,7 @@ class Try:
     script: str
     lines: str = ""  # of the page
     is_diff: bool = False
-    is_first: bool = False  # of the tries of its page
+    is_quick: bool = False  # the first of its page that needs no GPU
 
     def lines_for(self, is_old):
         if not self.is_diff:
@@ -91,10 +91,11 @@ class Tries:
             region.parsed = read_try(document.path, region)
             if region.lexemes["directive"] == "try":
                 *_, fence = [fence for fence in fences if fence.end < region.start]
-                number += 1
                 region.parsed.lines = fence.lexemes["source"].rstrip("\n")
                 region.parsed.is_diff = fence.lexemes["language"] == "diff"
-                region.parsed.is_first = number == 1
+                if "GPU" not in region.parsed.settings:
+                    number += 1
+                    region.parsed.is_quick = number == 1
             yield region
 
 
@@ -142,9 +143,9 @@ def all_examples():
 
 
 def as_parameter(example):
-    """The first script of a page, which is that of its card, runs while you work, the others in CI."""
+    """The first script of a page that needs no GPU runs while you work, the others in CI."""
     trial = example.parsed
-    mark = pytest.mark.quick if trial.is_first else pytest.mark.long
+    mark = pytest.mark.quick if trial.is_quick else pytest.mark.long
     what = "" if trial.lines else " provoked"
     return pytest.param(example, id=f"{trial.page}{what}: {trial.name}", marks=mark)
 

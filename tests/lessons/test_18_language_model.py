@@ -101,7 +101,6 @@ def test_these_bugs_change_the_curve(kept, forked, tmp_path, bug):
     assert off(rows(result), rows(kept(STEM, 1, *words, "--accumulate", 4))) > 1e-6
 
 
-@pytest.mark.quick("3")
 @pytest.mark.long
 @pytest.mark.parametrize("processes", [2, 3], ids=str)
 def test_a_run_that_is_killed_twice_ends_with_the_same_bytes(kept, fork, processes):

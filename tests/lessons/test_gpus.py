@@ -175,8 +175,9 @@ def test_any_number_of_gpus_runs_all_lessons(gpus, expected):
 
 
 @pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
-@pytest.mark.quick("11_tensor_parallel")
-@pytest.mark.long("08_real_training", "10_pipeline", "15_context_parallel", "16_experts")
+@pytest.mark.long(
+    "08_real_training", "10_pipeline", "11_tensor_parallel", "15_context_parallel", "16_experts"
+)
 @pytest.mark.night
 @pytest.mark.parametrize("stem", [lesson.stem for lesson in TRAIN])
 def test_on_eight_gpus_each_lesson_takes_the_processes_that_make_run_starts(fork, stem):

@@ -120,8 +120,7 @@ def cases():
     return found
 
 
-@pytest.mark.quick("04-2", "09-1")
-@pytest.mark.long("02-2", "03-2", "05-1", "06b-2", "07-2", "09-4", "10-2", "11-2", "13-2")
+@pytest.mark.long("02-2", "03-2", "04-2", "05-1", "06b-2", "07-2", "09-1", "09-4", "10-2", "11-2", "13-2")
 @pytest.mark.night
 @pytest.mark.parametrize(("lesson", "gpus", "processes"), cases())
 def test_a_lesson_has_the_cpus_curve(on_gpus, compare, lesson, gpus, processes):
@@ -224,6 +223,7 @@ def test_its_documented_command_runs_on_gpus(on_gpus, compare, lesson, gpus):
     compare(lesson, result, processes, *short(lesson))
 
 
+@pytest.mark.long
 def test_copies_between_gpus_arrive(start):
     """`make run` copies a tensor from each GPU to each other one before it starts a lesson on them."""
     result = start("copies", words=[sys.executable, launcher.ROOT / "tools/copies.py"], gpus=2).finish()
@@ -264,8 +264,7 @@ def test_ddp_on_one_screen_runs_on_gpus(start):
 CRASHES = [lesson.stem for lesson in lessons.LESSONS if lesson.number in ("05", "06", "06a", "06b")]
 
 
-@pytest.mark.quick("05_snapshots")
-@pytest.mark.long("06b_preemption")
+@pytest.mark.long("05_snapshots", "06b_preemption")
 @pytest.mark.night
 @pytest.mark.parametrize("stem", CRASHES)
 def test_a_kill_costs_no_byte(on_gpus, stem):
@@ -355,8 +354,7 @@ WAITS = {"13_gpt": 3, "16_experts": 2, "18_language_model": 1}
 
 
 @needs_pretended
-@pytest.mark.quick("04")
-@pytest.mark.long("09", "15")
+@pytest.mark.long("04", "09", "15")
 @pytest.mark.night
 @pytest.mark.parametrize(
     "lesson",

@@ -91,8 +91,7 @@ def test_the_weights_are_the_same_on_1_2_and_4_processes(forked, tmp_path, name)
             torch.testing.assert_close(found[processes][part], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.quick("after")
-@pytest.mark.long("after_iterations")
+@pytest.mark.long
 @BOTH
 def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(forked, tmp_path, name):
     """On three processes, where the order of a sum matters."""

@@ -312,8 +312,7 @@ FEW_ON_GPUS = {
 
 
 @needs_gpus
-@pytest.mark.quick("1-unequal")
-@pytest.mark.long("2-lora", "2-muon", "2-streaming")
+@pytest.mark.long("1-unequal", "2-lora", "2-muon", "2-streaming")
 @pytest.mark.night
 @pytest.mark.parametrize("name", FEW_ON_GPUS)
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -338,7 +337,7 @@ def test_a_recipe_has_the_cpus_curve_on_gpus(recipe, tmp_path, name, gpus):
 
 
 @needs_gpus
-@pytest.mark.quick("your_model")
+@pytest.mark.long("your_model")
 @pytest.mark.night
 @pytest.mark.parametrize("name", ["your_model", "compile"])
 def test_a_recipe_that_computes_on_the_cpu_does_so_where_there_is_a_gpu(recipe, name):

@@ -57,6 +57,7 @@ def test_bad_options_of_lesson_06b_are_refused(fork, words):
     assert line == f"error: {REFUSED['06b_preemption'][words]}"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(pretending.missing(2)), reason=pretending.missing(2))
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
 def test_more_processes_than_gpus_are_refused(start, stem):

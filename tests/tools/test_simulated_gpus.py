@@ -9,6 +9,7 @@ import pytest
 from tools.testbed import pretending
 
 pytestmark = [
+    pytest.mark.long,  # the quick tests do without simulated GPUs, whose library takes a minute to compile
     pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing()),
     pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs"),
 ]
