@@ -29,7 +29,7 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requir
 run: setup ## run lessons 01 to 06 (LESSONS=all: all lessons) and compare their curves: a table and out/run/ladder.svg
 	@$(PYTHON) -m tools.run_lessons --out $(OUT)/run --lessons $(LESSONS) $(ARGUMENTS)
 
-test: setup ## run the quick tests in about 6 minutes; the last lines say what was skipped
+test: setup ## run the quick tests in about 5 minutes; the last lines say what was skipped
 	@$(PYTHON) -m pytest $(TESTS) -m "$(TIER)" $(ARGUMENTS)
 
 # To a person at a terminal the report says it all: "make: *** [Makefile:63: check] Error 1" would say it worse.
