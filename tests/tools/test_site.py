@@ -360,7 +360,7 @@ def test_whole_rows_of_a_diff_are_coloured_and_the_copy_icon_covers_no_code(page
         page.open(name)
         page.ask(OPENED)
         rows = page.ask(ROWS)
-        assert len(rows) > 20
+        assert len(rows) > 15
         for left, right, *_, text in rows:
             assert abs(left) < 1 and abs(right) < 1, f"the colour does not reach the edges: {text}"
         without_gap = 0
